@@ -1,0 +1,58 @@
+"""Train a small CNN on drawn digits, in stock DistributedDataParallel; nothing of Melodeon is imported.
+
+    torchrun --nproc-per-node 4 train_ddp.py
+
+ends with the digest of `melodeon run --workers N train_melodeon.py --virtual-workers 4 --order ddp`, for every N.
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from data import load
+from model import Cnn, accuracy, digest
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=16, help="per process")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    # The same kernels as determinism D1: one thread, and results that do not depend on where tensors lie in memory.
+    os.environ["MKL_CBWR"] = "AUTO"
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    train, test = load()
+    model = DistributedDataParallel(Cnn())
+    sampler = DistributedSampler(train, seed=args.seed)
+    loader = DataLoader(train, args.batch_size, sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
+
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            loss = functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        right = accuracy(model.module, test)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1}/{args.epochs}: accuracy {right:.3f}", flush=True)
+    if dist.get_rank() == 0:
+        print(f"digest {digest(model.module)}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""How a run ended, and whose fault it was, decided from what was seen.
+
+When one worker fails, its peers fail too, in any order. The one to name is the first that failed for a reason of its
+own: an error that it sent and that is not `WorkerLost`, else an exit that nobody asked for.
+"""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from melodeon.core import errors as tree
+from melodeon.core.errors import Cancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """One worker's end, in the order seen."""
+
+    worker: int
+    code: int
+    """As subprocess gives it: negative for a signal."""
+    told: bool
+    """Whether the workers had been told to stop by then, so that a signal is no news."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of a run."""
+
+    exit_code: int
+    worker: int | None = None
+    """The worker that failed, if one did."""
+    reason: str | None = None
+    """One sentence, if the run did not end well."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every worker ended well."""
+        return self.exit_code == 0
+
+
+def judge(exits: Sequence[Exit], errors: Sequence[Mapping[str, object]], *, cancelled: bool) -> Outcome:
+    """The outcome of a run whose workers have all ended; `errors` are their error events, in the order heard."""
+    if cancelled:
+        return Outcome(exit_code=Cancelled.exit_code, reason="the run was stopped on request")
+    if all(end.code == 0 for end in exits):
+        return Outcome(exit_code=0)
+    failed = [end for end in exits if end.code != 0]
+    sent = {int(str(error.get("worker", -1))): error for error in reversed(errors)}
+    lost = {worker for worker, error in sent.items() if error.get("type") == "WorkerLost"}
+    by_error = [int(str(e.get("worker", -1))) for e in errors if e.get("type") not in ("WorkerLost", "Cancelled")]
+    by_exit = [end.worker for end in failed if not end.told and end.worker not in lost]
+    failed_workers = {end.worker for end in failed}
+    culprit = next((w for w in (*by_error, *by_exit) if w in failed_workers), failed[0].worker)
+    end = next(end for end in failed if end.worker == culprit)
+    error = sent.get(culprit)
+    if error is None:
+        return Outcome(exit_code=1, worker=culprit, reason=f"worker {culprit} {_describe(end.code)}")
+    code = error.get("exit_code")
+    return Outcome(
+        exit_code=code if isinstance(code, int) and code != 0 else 1,
+        worker=culprit,
+        reason=_sentence(culprit, str(error.get("type")), str(error.get("text", ""))),
+    )
+
+
+def _sentence(worker: int, kind: str, text: str) -> str:
+    # Our own errors are sentences already; a script's exception needs its type to be understood.
+    return text if text and hasattr(tree, kind) else f"worker {worker} failed: {kind}: {text}".removesuffix(": ")
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if name == "SIGKILL":
+        return "was killed (SIGKILL), perhaps because the machine ran out of memory"
+    return f"died of {name}"

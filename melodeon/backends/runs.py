@@ -1,0 +1,145 @@
+"""Runs as folders: `<runs_root>/<id>/run.json` says what was started and how it ended, from start to end.
+
+`perform` is the whole of one run on this machine: make the folder, start the workers, write down the outcome. Commands
+differ only in the `Launch` they start from and in who listens.
+"""
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from melodeon.backends.local import Event, OnEvent, OnOutput, run_local
+from melodeon.backends.outcome import Outcome
+from melodeon.core.assignment import Assignment
+from melodeon.core.errors import UsageError
+from melodeon.core.launch import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to run."""
+
+    script: str
+    args: Sequence[str] = ()
+    launch: Launch = field(default_factory=Launch)
+    """What every worker is told; `perform` fills in each one's place, the folder and the rendezvous."""
+    name: str | None = None
+    """The run's id; None makes one from the time."""
+    command: Sequence[str] = ()
+    """What the person typed, for the record."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to every worker's environment, over what the level sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One run, ended."""
+
+    run_dir: Path
+    outcome: Outcome
+    seconds: float
+    steps: int | None
+    """The last committed step that was heard of."""
+    digest: str | None
+    """The digest of the final state, where the run came to its end."""
+
+
+def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnOutput | None = None) -> Report:
+    """Run a request on this machine and write its `run.json`."""
+    launch = request.launch
+    if launch.counts is not None:
+        launch = replace(launch, num_workers=Assignment(launch.counts).num_workers)
+    if launch.num_workers < 1:
+        raise UsageError(f"{launch.num_workers} workers cannot run anything: choose at least 1")
+    run_dir = new_run_dir(Path(launch.runs_root), request.name)
+    record: dict[str, object] = {
+        "id": run_dir.name,
+        "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "command": list(request.command) or [sys.executable, request.script, *request.args],
+        "script": request.script,
+        "args": list(request.args),
+        "num_workers": launch.num_workers,
+        "assignment": str(Assignment(launch.counts)) if launch.counts else None,
+        "determinism": launch.determinism,
+        "engine": launch.engine,
+        "pid": os.getpid(),
+        "status": "running",
+        "exit_code": None,
+    }
+    write_record(run_dir, record)
+    last: Event = {}
+
+    def listen(event: Event) -> None:
+        last.update({key: event[key] for key in ("step", "digest") if key in event})
+        if event.get("kind") == "joined":
+            record.update({key: event[key] for key in ("assignment", "virtual_workers", "order") if key in event})
+        if on_event is not None:
+            on_event(event)
+
+    started = time.monotonic()
+    outcome = Outcome(exit_code=1, reason="the launcher failed")
+    try:
+        command = [request.script, *request.args]
+        outcome = run_local(
+            command, launches_for(launch, run_dir), run_dir, env=request.env, on_event=listen, on_output=on_output
+        )
+    finally:
+        seconds = time.monotonic() - started
+        status = "done" if outcome.ok else "failed"
+        record |= {"status": status, "exit_code": outcome.exit_code, "reason": outcome.reason}
+        record |= {"seconds": round(seconds, 3), "steps": last.get("step"), "digest": last.get("digest")}
+        write_record(run_dir, record)
+    return _report(run_dir, outcome, seconds, last)
+
+
+def launches_for(launch: Launch, run_dir: Path) -> list[Launch]:
+    """Each worker's launch. Paths are absolute, because a script may change its folder."""
+    absolute = run_dir.resolve()
+    shared = replace(
+        launch,
+        run_dir=str(absolute),
+        runs_root=str(absolute.parent),
+        rendezvous=str(absolute / f"rendezvous-{launch.generation}") if launch.num_workers > 1 else None,
+    )
+    return [replace(shared, worker=worker) for worker in range(launch.num_workers)]
+
+
+def new_run_dir(root: Path, name: str | None = None) -> Path:
+    """Make a run's folder; ids made from the time sort by it."""
+    if name is not None and (Path(name).name != name or name in ("", ".", "..")):
+        raise UsageError(f"run name {name!r} is not a plain folder name: use letters, digits, dots and dashes")
+    run_id = name or f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"  # noqa: DTZ005 - read by people here
+    run_dir = root / run_id
+    try:
+        run_dir.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(f"run {str(run_dir)!r} exists already: choose another --name, or remove it") from None
+    except OSError as error:
+        raise UsageError(
+            f"run folder {str(run_dir)!r} cannot be made ({error.strerror}): choose another --runs-root"
+        ) from error
+    return run_dir
+
+
+def write_record(run_dir: Path, record: Mapping[str, object]) -> None:
+    """Write `run.json`; a reader sees the old one or the new one, never half of it."""
+    temporary = run_dir / f".run.json.{os.getpid()}"
+    temporary.write_text(json.dumps(record, indent=2) + "\n")
+    temporary.replace(run_dir / "run.json")
+
+
+def _report(run_dir: Path, outcome: Outcome, seconds: float, last: Event) -> Report:
+    step, digest = last.get("step"), last.get("digest")
+    return Report(
+        run_dir=run_dir,
+        outcome=outcome,
+        seconds=seconds,
+        steps=step if isinstance(step, int) else None,
+        digest=digest if isinstance(digest, str) else None,
+    )

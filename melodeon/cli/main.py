@@ -1,0 +1,57 @@
+"""The `melodeon` command: commands are functions of this folder, errors become one sentence and an exit code.
+
+Plain help and no completion machinery keep `melodeon --help` fast; torch is never imported from here.
+"""
+
+import importlib
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+import melodeon
+from melodeon.cli.output import fail
+from melodeon.core.errors import MelodeonError
+
+COMMANDS = ("run", "verify", "diff", "scan", "export", "doctor")
+"""In the order that help lists them; each is the function of that name in the module of that name."""
+
+# What follows the script belongs to the script, options too.
+TAKES_A_SCRIPT = {"run", "verify", "scan"}
+
+app = typer.Typer(
+    name="melodeon",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"melodeon {melodeon.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train the same model, to the last bit, on any number of workers."""
+
+
+for _name in COMMANDS:
+    if find_spec(f"melodeon.cli.{_name}") is not None:
+        _function = getattr(importlib.import_module(f"melodeon.cli.{_name}"), _name)
+        app.command(_name, context_settings={"allow_interspersed_args": _name not in TAKES_A_SCRIPT})(_function)
+
+
+def main() -> None:
+    """Run the command line; every MelodeonError ends as a sentence, never as a traceback."""
+    try:
+        app()
+    except MelodeonError as error:
+        fail(error)

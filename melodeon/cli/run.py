@@ -1,0 +1,133 @@
+"""`melodeon run`: a training script on any number of local workers."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from melodeon.backends.runs import Report, Request, perform
+from melodeon.cli.checks import require_level, require_order, require_script, require_torch
+from melodeon.cli.output import print_json
+from melodeon.cli.progress import choose
+from melodeon.core.assignment import Assignment
+from melodeon.core.determinism import DEFAULT
+from melodeon.core.errors import UsageError
+from melodeon.core.launch import Launch
+
+TAIL_LINES = 20
+"""How much of a failed worker's log is shown where its output was not."""
+
+
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed to the script as is.")] = None,
+    workers: Annotated[int | None, typer.Option(help="How many worker processes; 1 by default.")] = None,
+    assignment: Annotated[str | None, typer.Option(help="Virtual workers per worker, like 3,1,4.")] = None,
+    determinism: Annotated[str, typer.Option(help="D0, D1 or D2; applied before torch loads.")] = DEFAULT,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; defines the bits.")] = None,
+    order: Annotated[str | None, typer.Option(help="tree or ddp, over the script's choice.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps in all.")] = None,
+    receipt_every: Annotated[int | None, typer.Option(min=0, help="Steps between receipt entries; 0: end.")] = None,
+    record_ops: Annotated[bool, typer.Option("--record-ops", help="Record every operator, for `diff`.")] = False,
+    record_states: Annotated[bool, typer.Option("--record-states", help="Record every tensor's digest.")] = False,
+    no_resume: Annotated[bool, typer.Option("--no-resume", help="Ignore existing checkpoints.")] = False,
+    runs_root: Annotated[str, typer.Option(help="Where runs are kept.")] = Launch().runs_root,
+    name: Annotated[str | None, typer.Option(help="The run's id.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the script's output and errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout at the end.")] = False,
+) -> None:
+    """Run SCRIPT on local workers; what follows it goes to the script.
+
+    The result does not depend on --workers or --assignment, only the time does.
+    """
+    counts = _counts(workers, assignment)
+    require_order(order)
+    require_script(script)
+    launch = Launch(
+        num_workers=len(counts) if counts else workers or 1,
+        counts=counts,
+        determinism=require_level(determinism),
+        threads=threads,
+        order=order,
+        max_steps=steps,
+        receipt_every=receipt_every,
+        record_ops=record_ops,
+        record_states=record_states,
+        resume=not no_resume,
+        runs_root=runs_root,
+    )
+    require_torch()
+    command = ["melodeon", *sys.argv[1:]]
+    request = Request(script=script, args=args or (), launch=launch, name=name, command=command)
+    display = choose(quiet=quiet, stdout_to_stderr=json)
+    try:
+        report = perform(request, on_event=display.event, on_output=display.output)
+    finally:
+        display.close()
+    _finish(report, script, args or [], launch, quiet=quiet, as_json=json)
+
+
+def _counts(workers: int | None, assignment: str | None) -> tuple[int, ...] | None:
+    if workers is not None and workers < 1:
+        raise UsageError(f"--workers {workers} cannot run anything: choose at least 1")
+    if assignment is None:
+        return None
+    counts = Assignment.parse(assignment).counts
+    if workers is not None and workers != len(counts):
+        raise UsageError(
+            f"--workers {workers} and --assignment {assignment} disagree ({len(counts)} workers): give only one of them"
+        )
+    return counts
+
+
+def _finish(report: Report, script: str, args: list[str], launch: Launch, *, quiet: bool, as_json: bool) -> None:
+    outcome = report.outcome
+    if not outcome.ok:
+        _explain(report)
+    elif not quiet:
+        _summarise(report, script, args)
+    if as_json:
+        print_json(
+            {
+                "id": report.run_dir.name,
+                "run_dir": str(report.run_dir),
+                "status": "done" if outcome.ok else "failed",
+                "exit_code": outcome.exit_code,
+                "reason": outcome.reason,
+                "worker": outcome.worker,
+                "num_workers": launch.num_workers,
+                "steps": report.steps,
+                "seconds": round(report.seconds, 3),
+                "digest": report.digest,
+            }
+        )
+    raise typer.Exit(outcome.exit_code)
+
+
+def _summarise(report: Report, script: str, args: list[str]) -> None:
+    steps = "" if report.steps is None else f"{report.steps} steps in "
+    lines = [f"done: {steps}{report.seconds:.1f} s"]
+    if report.digest:
+        lines.append(f"  digest  {report.digest}")
+    lines.append(f"  run     {report.run_dir}")
+    receipt = report.run_dir / "receipt.jsonl"
+    if receipt.exists():
+        lines.append(f"  next    melodeon verify --receipt {receipt} {' '.join([script, *args])}")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _explain(report: Report) -> None:
+    worker = report.outcome.worker
+    if worker is None:
+        print(f"error: {report.outcome.reason}", file=sys.stderr)
+        return
+    log = report.run_dir / f"worker-{worker}.log"
+    if worker != 0:  # worker 0's output has been seen as it came
+        for line in _tail(log):
+            print(f"[worker {worker}] {line}", file=sys.stderr)
+    print(f"error: {report.outcome.reason} (log: {log})", file=sys.stderr)
+
+
+def _tail(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-TAIL_LINES:]

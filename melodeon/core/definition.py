@@ -1,0 +1,30 @@
+"""What defines the bits of a run, as a flat value that is stored with everything the run writes.
+
+Two runs with equal definitions (and equal code and data) give equal models; a checkpoint of one definition is not
+continued under another without being told to.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """Named facts: virtual workers, seed, order, level, threads, instruction sets, torch, batch sizes, optimizers."""
+
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+    def with_values(self, **more: Value) -> "Definition":
+        """The same with some facts added or replaced."""
+        return Definition({**self.values, **more})
+
+    def differences(self, other: "Definition") -> list[str]:
+        """One phrase a fact that differs: `threads is 1 there and 2 here`, where `other` is here."""
+        names = list(dict.fromkeys([*self.values, *other.values]))
+        return [
+            f"{name} is {self.values.get(name)!r} there and {other.values.get(name)!r} here"
+            for name in names
+            if self.values.get(name) != other.values.get(name)
+        ]

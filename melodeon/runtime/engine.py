@@ -1,0 +1,191 @@
+"""The part of a job that differs between training with virtual workers and with stock DistributedDataParallel.
+
+`Engine` runs V virtual workers on any number of workers. `runtime.stock.StockEngine` puts unmodified PyTorch parts in its
+place, so that one script can be trained both ways and compared.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from melodeon.core.assignment import Assignment
+from melodeon.core.errors import UsageError
+from melodeon.core.sampling import EpochPlan
+from melodeon.runtime.buffers import Buffers
+from melodeon.runtime.feed import Feed
+from melodeon.runtime.group import Group
+from melodeon.runtime.loader import Source
+from melodeon.runtime.random_streams import CarriedStreams, DerivedStreams, Generators
+from melodeon.runtime.reduce import Header, Reducer
+from melodeon.runtime.reduce_ddp import DdpReducer
+from melodeon.runtime.reduce_tree import TreeReducer
+from melodeon.runtime.state import Parts, named_parameters
+
+
+class Engine:
+    """Virtual workers: their gradients, buffers, random streams and data."""
+
+    reducer: Reducer
+
+    def __init__(
+        self,
+        group: Group,
+        assignment: Assignment,
+        device: torch.device,
+        *,
+        seed: int,
+        order: str,
+        find_unused: bool,
+    ) -> None:
+        self.device = device
+        self._group = group
+        self._assignment = assignment
+        self._order = order
+        self._find_unused = find_unused
+        self._parts = Parts()
+        self._trainable: list[tuple[str, torch.nn.Parameter]] = []
+        self._roots: dict[tuple[float, torch.dtype], torch.Tensor] = {}
+        ranks = assignment.ranks_of(group.rank)
+        self.streams: DerivedStreams | CarriedStreams
+        if order == "tree":
+            self.streams = DerivedStreams(seed, device)
+        else:
+            self.streams = CarriedStreams(seed, device, ranks)
+
+    # -- setting up -----------------------------------------------------------------------------------------------------
+
+    def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Bring a model to the worker's device."""
+        if any(param.device != self.device for param in model.parameters()):
+            model.to(self.device)
+        return model
+
+    def source(
+        self, dataset: Dataset[Any], plan: EpochPlan, seed: int, shuffle: bool, options: Mapping[str, Any]
+    ) -> Source:
+        """Where a loader's batches come from."""
+        try:
+            return Feed(dataset, plan=plan, seed=seed, shuffle=shuffle, **options)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise UsageError(f"job.loader does not take this option ({error}); see its documentation for those it takes") from error
+
+    def prepare(self, parts: Parts) -> None:
+        """All objects are wrapped: make what sums their gradients and keeps their buffers."""
+        self._parts = parts
+        self.buffers = Buffers(parts.models, self._group, self._assignment.worker_of(0))
+        self._build_reducer()
+
+    def _build_reducer(self) -> None:
+        self._trainable = [(name, p) for name, p in named_parameters(self._parts.models) if p.requires_grad]
+        if not self._trainable:
+            raise UsageError("no parameter of the wrapped models requires a gradient: there is nothing to train")
+        names, params = zip(*self._trainable, strict=True)
+        if self._order == "tree":
+            self.reducer = TreeReducer(params, names, self._group, self._assignment)
+        else:
+            self.reducer = DdpReducer(params, names, self._group, self._assignment, find_unused=self._find_unused)
+
+    # -- the beat -------------------------------------------------------------------------------------------------------
+
+    def begin_pass(self, *, at_start: bool) -> None:
+        """A loader's iteration begins, at the start of an epoch or in its middle."""
+        if at_start and isinstance(self.streams, CarriedStreams):
+            self.streams.draw_loader_seed()
+
+    def begin_step(self) -> None:
+        """The first local virtual worker is about to begin."""
+        if any(not p.requires_grad for _, p in self._trainable) or self._count_trainable() != len(self._trainable):
+            self._refreeze()
+        self.reducer.drop_gradients()
+
+    def enter(self, step: int, rank: int) -> None:
+        """A virtual worker begins."""
+        self.buffers.enter()
+        self.streams.enter(step, rank)
+
+    def backward(self, loss: torch.Tensor, weight: float) -> None:
+        """Its backward pass."""
+        scale = weight * self.reducer.root_scale
+        if scale == 1.0:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        key = (scale, loss.dtype)
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = torch.tensor(scale, dtype=loss.dtype, device=loss.device)
+        loss.backward(gradient=root.view_as(loss))  # type: ignore[no-untyped-call]
+
+    def leave(self, rank: int) -> None:
+        """It ends."""
+        self.buffers.leave(rank)
+        self.streams.leave(rank)
+
+    def finish(self, step: int, *, finite: bool) -> Header:
+        """All virtual workers are done: gradients, buffers and streams become the job's."""
+        header = self.reducer.finish(
+            finite=finite, fingerprint=self.streams.fingerprint(), buffer_bytes=self.buffers.kept_bytes()
+        )
+        self.buffers.commit(header.buffer_bytes)
+        self.streams.commit(step, agreed=header.agreed)
+        return header
+
+    def outside(self, step: int) -> None:
+        """Code outside the steps begins."""
+        self.streams.outside(step)
+
+    # -- state ----------------------------------------------------------------------------------------------------------
+
+    def capture(self) -> dict[str, Any]:
+        """What the order itself carries from step to step: nothing in `tree`."""
+        if not isinstance(self.streams, CarriedStreams):
+            return {}
+        return {"random": gather_generators(self._group, self.streams.capture()), "arrival": self._arrival()}
+
+    def restore(self, captured: Mapping[str, Any], step: int) -> None:
+        """Go on from a captured state."""
+        self.buffers.refresh()
+        if isinstance(self.streams, CarriedStreams):
+            states = {int(rank): Generators.from_plain(plain) for rank, plain in captured["random"].items()}
+            self.streams.restore(states, step)
+            if isinstance(self.reducer, DdpReducer) and captured.get("arrival"):
+                self.reducer.set_arrival([int(index) for index in captured["arrival"]])
+        else:
+            self.streams.outside(step)
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
+        if hasattr(self, "reducer"):
+            self.reducer.close()
+        self._group.close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _arrival(self) -> Sequence[int] | None:
+        return self.reducer.arrival if isinstance(self.reducer, DdpReducer) else None
+
+    def _count_trainable(self) -> int:
+        return sum(p.requires_grad for _, p in named_parameters(self._parts.models))
+
+    def _refreeze(self) -> None:
+        """Parameters were frozen or unfrozen: sum the new set from here on."""
+        if self._order == "ddp":
+            raise UsageError(
+                "requires_grad changed during the run, which DistributedDataParallel does not follow: with order='ddp' freeze "
+                "parameters before the loop, or use order='tree'"
+            )
+        self.reducer.close()
+        self._build_reducer()
+
+
+def gather_generators(group: Group, mine: Mapping[int, Generators]) -> dict[str, Any]:
+    """The random states of all virtual workers, as plain values."""
+    plain = json.dumps({str(rank): generators.to_plain() for rank, generators in mine.items()})
+    merged: dict[str, Any] = {}
+    for body in group.gather_bytes(plain.encode()):
+        merged |= json.loads(body)
+    return merged

@@ -1,0 +1,176 @@
+"""`melodeon.join()`: this process becomes a worker of its job, or a job of one worker by itself.
+
+The order matters: the level's switches first, then the seeds, then the others; the model is built after this returns, so it
+is built alike everywhere.
+"""
+
+import atexit
+import os
+import sys
+import traceback
+from types import TracebackType
+from typing import Literal, get_args
+
+import torch
+
+from melodeon.core.assignment import Assignment, check_virtual_workers
+from melodeon.core.errors import MelodeonError, UsageError
+from melodeon.core.launch import Launch
+from melodeon.runtime import determinism as levels
+from melodeon.runtime import lifeline
+from melodeon.runtime.engine import Engine
+from melodeon.runtime.feed import lost_loader_process
+from melodeon.runtime.group import Group
+from melodeon.runtime.job import Job, NanPolicy, Order, Settings
+from melodeon.runtime.journal import Journal
+from melodeon.runtime.random_streams import seed_all
+from melodeon.runtime.stock import StockEngine
+
+
+def join(
+    *,
+    virtual_workers: int,
+    seed: int = 0,
+    order: Order = "tree",
+    determinism: Literal["D0", "D1", "D2"] | None = None,
+    threads: int | None = None,
+    nan: NanPolicy = "raise",
+    device: str | torch.device | None = None,
+    log_every: int = 10,
+    receipt_every: int | None = None,
+    find_unused_parameters: bool = False,
+) -> Job:
+    """Become a worker of the job that the launcher describes, or a job of one worker.
+
+    `virtual_workers`, `seed`, `order`, `determinism` and `threads` define the result; how many workers share the job does not.
+    """
+    launch = Launch.from_env(os.environ) or Launch()
+    settings = _settings(
+        launch, virtual_workers, seed, order, nan, log_every, receipt_every, find_unused_parameters=find_unused_parameters
+    )
+    if launch.lifeline_fd is not None:
+        lifeline.watch(launch.lifeline_fd)
+    journal = Journal(launch)
+    hook = _ErrorHook(journal, launch)
+    try:
+        assignment = _assignment(launch, virtual_workers)
+        where = _device(device, launch.worker)
+        asked = launch.threads if launch.threads is not None else threads
+        facts = levels.apply(determinism, asked, launched_level=launch.determinism, device=str(where))
+        seed_all(settings.seed, where)
+        group = Group.connect(launch)
+        make = StockEngine if launch.engine == "stock-ddp" else Engine
+        engine = make(
+            group, assignment, where, seed=settings.seed, order=settings.order, find_unused=find_unused_parameters
+        )
+    except MelodeonError as error:
+        hook.tell(error)
+        raise
+    job = Job(settings, launch, group, assignment, engine, journal, facts)
+    hook.job = job
+    atexit.register(job.close)
+    journal.event(
+        "joined",
+        worker=launch.worker,
+        virtual_workers=virtual_workers,
+        assignment=str(assignment),
+        device=str(where),
+        order=settings.order,
+        determinism=facts["determinism"],
+    )
+    return job
+
+
+def _settings(
+    launch: Launch,
+    virtual_workers: int,
+    seed: int,
+    order: Order,
+    nan: NanPolicy,
+    log_every: int,
+    receipt_every: int | None,
+    *,
+    find_unused_parameters: bool,
+) -> Settings:
+    check_virtual_workers(virtual_workers)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise UsageError(f"seed={seed!r} must be a whole number from 0 to 2**63 - 1")
+    chosen = launch.order or order
+    if chosen not in get_args(Order):
+        raise UsageError(f"order={chosen!r} is not known: use 'tree' (the default) or 'ddp' (as DistributedDataParallel sums)")
+    if nan not in get_args(NanPolicy):
+        raise UsageError(f"nan={nan!r} is not known: use 'raise' (stop), 'skip' (leave the update out) or 'ignore'")
+    for name, value in (("log_every", log_every), ("receipt_every", receipt_every)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UsageError(f"{name}={value!r} must be a whole number of steps of at least 1")
+    every = launch.receipt_every if launch.receipt_every is not None else receipt_every
+    return Settings(
+        virtual_workers=virtual_workers,
+        seed=seed,
+        order=chosen,  # type: ignore[arg-type]  # checked against Order above
+        nan=nan,
+        log_every=log_every,
+        receipt_every=every,
+        find_unused_parameters=find_unused_parameters,
+    )
+
+
+def _assignment(launch: Launch, virtual_workers: int) -> Assignment:
+    if launch.counts is None:
+        return Assignment.balanced(virtual_workers, launch.num_workers)
+    assignment = Assignment(tuple(launch.counts))
+    assignment.check_total(virtual_workers)
+    return assignment
+
+
+def _device(asked: str | torch.device | None, worker: int) -> torch.device:
+    """The worker's device: its own GPU where there are some (shared if there are fewer), else the CPU."""
+    device = torch.device(asked if asked is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(f"device={str(device)!r} was asked for, but torch sees no CUDA device: use device='cpu'")
+        index = device.index if device.index is not None else worker % torch.cuda.device_count()
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    return device
+
+
+class _ErrorHook:
+    """Ends the process on an uncaught error with one sentence where it is the person's to mend, and the right exit code."""
+
+    def __init__(self, journal: Journal, launch: Launch) -> None:
+        self.job: Job | None = None
+        self._journal = journal
+        self._launch = launch
+        self._before = sys.excepthook
+        sys.excepthook = self._hook
+
+    def tell(self, error: BaseException) -> None:
+        """Send the error to the launcher."""
+        code = error.exit_code if isinstance(error, MelodeonError) else 1
+        text = str(error) or type(error).__name__
+        self._journal.event("error", worker=self._launch.worker, type=type(error).__name__, text=text, exit_code=code)
+
+    def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self.job is not None:
+            self.job.broken = True
+        error = lost_loader_process(error) or error
+        if isinstance(error, MelodeonError):
+            self.tell(error)
+            print(f"error: {error}", file=sys.stderr)
+            self._end(error.exit_code)
+        if isinstance(error, Exception):
+            self.tell(error)
+        self._before(kind, error, trace)
+        if self._launch.num_workers > 1:
+            self._end(1)  # threads may wait for peers that wait for this one
+
+    def _end(self, code: int) -> None:
+        if self.job is not None:
+            try:
+                self.job.close()
+            except Exception:
+                traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,136 @@
+"""When a job's state is digested and stored, and how a restarted job goes on.
+
+At every point of the receipt all workers digest their state and compare: if one of them has drifted (a flipped bit, a bug), the
+run stops there rather than train on.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from melodeon.core.definition import Definition
+from melodeon.core.errors import CheckpointError, DefinitionError, NotBitwise, UsageError
+from melodeon.runtime.checkpoint import BackgroundWriter, Checkpoint, CheckpointFolder
+from melodeon.runtime.codec import clone_state
+from melodeon.runtime.digest import StateDigest, digest_state
+from melodeon.runtime.group import Group
+from melodeon.runtime.journal import Journal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How often the state is digested."""
+
+    receipt_every: int | None
+    """Steps between entries of the receipt; None: at the end of every epoch."""
+    every_step: bool
+    """Record every tensor's digest at every step."""
+
+
+class Keeper:
+    """Digests and stores what `capture()` returns."""
+
+    def __init__(self, group: Group, journal: Journal, schedule: Schedule, capture: Callable[[], dict[str, Any]]) -> None:
+        self._group = group
+        self._journal = journal
+        self._schedule = schedule
+        self._capture = capture
+        self._folder: CheckpointFolder | None = None
+        self._writer: BackgroundWriter | None = None
+        self._every = 0
+        self._strict = True
+        self._digest: tuple[int, StateDigest] | None = None
+        self._stored: int | None = None
+        self.definition = Definition()
+
+    def keep(self, folder: str | Path, every: int, keep: int, *, strict: bool) -> None:
+        """Store a checkpoint every so many steps."""
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise UsageError(f"job.checkpoint(every={every!r}) must be a whole number of steps of at least 1")
+        if self._folder is not None:
+            raise UsageError("job.checkpoint was called twice: a job keeps its checkpoints in one folder")
+        self._folder = CheckpointFolder(folder, keep=keep)
+        self._writer = BackgroundWriter(self._folder)
+        self._every, self._strict = every, strict
+
+    def find(self) -> Checkpoint | None:
+        """The newest good checkpoint, the same on every worker; says which files were refused."""
+        if self._folder is None:
+            return None
+        found, refused = self._folder.newest_good()
+        for sentence in refused:
+            self._journal.note(sentence)
+        step = -1 if found is None else found.step
+        chosen = int(self._group.share_bytes(str(step).encode(), root=0))
+        if chosen < 0:
+            return None
+        if found is None or found.step != chosen:
+            raise CheckpointError(
+                f"worker 0 resumes from step {chosen}, but worker {self._group.rank} "
+                f"{'finds no good checkpoint' if found is None else f'finds step {found.step}'} in {self._folder.path}: "
+                "every worker must see the same folder"
+            )
+        if self._strict and (differs := found.definition.differences(self.definition)):
+            raise DefinitionError(
+                f"{found.path.name} was written by a run of another definition ({'; '.join(differs)}): start it as that run "
+                "was started, or pass job.checkpoint(..., strict=False) to go on with other bits"
+            )
+        return found
+
+    def boundary(self, step: int, *, end_of_epoch: bool, last: bool) -> None:
+        """A step is finished."""
+        every = self._schedule.receipt_every
+        digest_now = self._schedule.every_step or last or (end_of_epoch if not every else step % every == 0)
+        store_now = self._folder is not None and step % self._every == 0
+        if digest_now or store_now:
+            state = self._capture()
+            if digest_now:
+                self._record(step, state)
+            if store_now:
+                self._store(step, state)
+
+    def finish(self, step: int) -> str | None:
+        """The run is over: a last entry, a last checkpoint; returns the digest of the end."""
+        state = self._capture()
+        if self._digest is None or self._digest[0] != step:
+            self._record(step, state)
+        if self._folder is not None:
+            self._store(step, state)
+        if self._writer is not None:
+            self._writer.wait()
+        return self._digest[1].root if self._digest is not None else None
+
+    def store_now(self, step: int) -> None:
+        """Write a checkpoint at this boundary, whatever the schedule."""
+        if self._folder is None:
+            raise UsageError("there is no checkpoint folder: call job.checkpoint(folder, every=...) first")
+        self._store(step, self._capture())
+
+    def _record(self, step: int, state: dict[str, Any]) -> None:
+        # How DDP cut its buckets follows from the run and is kept to go on with it; it is no part of the result.
+        digest = digest_state({name: part for name, part in state.items() if name != "arrival"})
+        roots = [body.decode() for body in self._group.gather_bytes(digest.root.encode())]
+        if len(set(roots)) > 1:
+            raise self._drifted(step, digest)
+        self._digest = (step, digest)
+        self._journal.digest(step, digest)
+
+    def _drifted(self, step: int, digest: StateDigest) -> NotBitwise:
+        everyone = [json.loads(body) for body in self._group.gather_bytes(json.dumps(digest.leaves).encode())]
+        for worker, leaves in enumerate(everyone):
+            differing = [name for name in dict.fromkeys([*everyone[0], *leaves]) if everyone[0].get(name) != leaves.get(name)]
+            if differing:
+                break
+        return NotBitwise(
+            f"after step {step} worker {worker} has another state than worker 0: {len(differing)} values differ, the first is "
+            f"{differing[0]}; its hardware, settings or code differ (`melodeon doctor` checks the machine)"
+        )
+
+    def _store(self, step: int, state: dict[str, Any]) -> None:
+        if self._group.rank == 0 and self._writer is not None:
+            self._writer.write(step, clone_state(state), self.definition)
+            assert self._folder is not None
+            self._journal.event("checkpoint", step=step, path=str(self._folder.path))
+        self._stored = step

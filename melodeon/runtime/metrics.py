@@ -1,0 +1,83 @@
+"""`job.log(...)`: the mean over virtual workers, summed in the fixed order, whoever computed what.
+
+Values are kept as they are (a tensor is not read, so nothing waits for a device) and exchanged every few steps in one message.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+
+import torch
+
+from melodeon.core import tree
+from melodeon.runtime.group import Group
+
+Row = dict[str, float | int]
+
+
+class Metrics:
+    """Collects values by step and virtual rank; hands out one row of means per step."""
+
+    def __init__(self, group: Group, virtual_workers: int, every: int, emit: Callable[[Row], None]) -> None:
+        self._group = group
+        self._virtual_workers = virtual_workers
+        self._every = every
+        self._emit = emit
+        self._values: dict[int, dict[str, dict[int, tuple[float, torch.Tensor | float]]]] = {}
+        self._epochs: dict[int, int] = {}
+        self.latest: Mapping[str, float | int] = {}
+
+    def add(self, step: int, epoch: int, rank: int, weight: float, values: Mapping[str, torch.Tensor | float | None]) -> None:
+        """What virtual worker `rank` says in `step`; None says nothing; a second value replaces the first."""
+        self._epochs[step] = epoch
+        for name, value in values.items():
+            if value is not None:
+                kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
+                self._values.setdefault(step, {}).setdefault(name, {})[rank] = (weight, kept)
+
+    def forget(self, step: int) -> None:
+        """Drop what was said in a step that is not finished."""
+        self._values.pop(step, None)
+
+    def boundary(self, steps_done: int) -> None:
+        """A step is finished: exchange if it is time."""
+        if steps_done % self._every == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Exchange what was collected and emit the rows. Every worker calls it at the same step."""
+        mine = {
+            str(step): {
+                name: {str(rank): [weight, float(value)] for rank, (weight, value) in by_rank.items()}
+                for name, by_rank in names.items()
+            }
+            for step, names in self._values.items()
+        }
+        self._values = {}
+        merged: dict[int, dict[str, dict[int, tuple[float, float]]]] = {}
+        for payload in self._group.gather_bytes(json.dumps(mine).encode()):
+            for step, names in json.loads(payload).items():
+                for name, by_rank in names.items():
+                    cell = merged.setdefault(int(step), {}).setdefault(name, {})
+                    cell.update({int(rank): (weight, value) for rank, (weight, value) in by_rank.items()})
+        for step in sorted(merged):
+            row: Row = {"step": step + 1, "epoch": self._epochs.get(step, 0)}
+            row |= {name: mean(cell, self._virtual_workers) for name, cell in sorted(merged[step].items())}
+            self.latest = row
+            self._emit(row)
+        self._epochs = {}
+
+
+def mean(values: Mapping[int, tuple[float, float]], virtual_workers: int) -> float:
+    """The weighted mean of `{rank: (weight, value)}`, both sums taken in the tree over ranks."""
+    leaves = [values.get(rank, (0.0, 0.0)) for rank in range(virtual_workers)]
+    total = _tree_sum([weight * value if weight else 0.0 for weight, value in leaves])
+    weight = _tree_sum([weight for weight, _ in leaves])
+    return total / weight if weight else float("nan")
+
+
+def _tree_sum(leaves: list[float]) -> float:
+    spans = [(rank, rank + 1) for rank in range(len(leaves))]
+    sums = list(leaves)
+    for into, other in tree.fold(spans, len(leaves)):
+        sums[into] += sums[other]
+    return sums[0]

@@ -1,0 +1,255 @@
+"""What happens to gradients between a virtual worker's backward and the update: the part both orders share.
+
+    before(rank) -> the backward pass -> after(rank)      for each local virtual worker
+    finish()                                              waits for the exchange; every `.grad` is the job's sum
+
+During the last local backward, buckets leave for the other workers as soon as they are full, in one fixed order, carried by one
+background thread. A header of a few integers follows them: which parameters anyone used, whether a loss was not finite,
+whether the random states agree.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from melodeon.core.assignment import Assignment
+from melodeon.core.errors import UsageError
+from melodeon.runtime.arena import map_segments
+from melodeon.runtime.buckets import Bucket
+from melodeon.runtime.folds import Fold
+from melodeon.runtime.group import Group, peer_errors
+from melodeon.runtime.lanes import AllReduceLane, AloneLane, GlooLane, Lane, SharedLane
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the workers must agree on before the update."""
+
+    used: tuple[bool, ...]
+    """Per parameter, whether any virtual worker gave it a gradient."""
+    finite: bool
+    """Whether every virtual worker's loss was finite."""
+    agreed: bool
+    """Whether the random states of all virtual workers are equal."""
+    buffer_bytes: int
+    """Size of the buffers that virtual rank 0 changed."""
+
+
+class Reducer(ABC):
+    """Sums the gradients of `params` over all virtual workers in a fixed order."""
+
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], names: Sequence[str], group: Group, assignment: Assignment
+    ) -> None:
+        self.params = list(params)
+        self.names = list(names)
+        self.group = group
+        self.assignment = assignment
+        self.ranks = assignment.ranks_of(group.rank)
+        self._lanes: list[Lane] = []
+        self._buckets: tuple[Bucket, ...] = ()
+        self._device_rows: list[list[torch.Tensor]] = []
+        self._pending: list[int] = []
+        self._next = 0
+        self._armed = False
+        self._jobs: list[Future[None]] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(self._hook(index)) for index, param in enumerate(self.params)
+        ] if self._needs_hooks() else []  # fmt: skip
+
+    def close(self) -> None:
+        """Take the hooks off and end the thread."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    @abstractmethod
+    def root_scale(self) -> float:
+        """What a loss's gradient starts from, so that the sum comes out as the mean."""
+
+    @abstractmethod
+    def before(self, rank: int, *, first: bool, final: bool) -> None:
+        """A backward of `rank` begins: its `first` of the step, its `final` one."""
+
+    @abstractmethod
+    def after(self, rank: int) -> None:
+        """The final backward of `rank` is done."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Drop what was summed of a step that will not be finished."""
+
+    @abstractmethod
+    def _fill(self, number: int, rows: Sequence[torch.Tensor]) -> None:
+        """Put this worker's rows of bucket `number` where they leave from."""
+
+    @abstractmethod
+    def _locally_used(self) -> list[bool]:
+        """Per parameter, whether a local virtual worker gave it a gradient."""
+
+    def _needs_hooks(self) -> bool:
+        return self.group.size > 1
+
+    # -- the exchange ---------------------------------------------------------------------------------------------------
+
+    def _open_lanes(self, buckets: tuple[Bucket, ...], counts: Sequence[int], fold: Callable[[Bucket], Fold]) -> None:
+        """Make the buffers; worker w has `counts[w]` rows a bucket."""
+        self._buckets = buckets
+        if self.group.size == 1:
+            self._device_rows = [_new_rows(bucket, counts[0], bucket.device) for bucket in buckets]
+            self._lanes = [AloneLane(rows, fold(b)) for rows, b in zip(self._device_rows, buckets, strict=True)]
+            return
+        self._thread = self._thread or _background()
+        sizes = [sum(_row_bytes(bucket) * count for bucket in buckets) for count in counts]
+        segments = map_segments(self.group, sizes)
+        if segments is not None:
+            tables = [_carve(segment, buckets, count) for segment, count in zip(segments, counts, strict=True)]
+            self._lanes = [
+                SharedLane(self.group, [table[number] for table in tables], fold(bucket))
+                for number, bucket in enumerate(buckets)
+            ]
+        else:
+            self._lanes = [self._socket_lane(bucket, counts, fold(bucket)) for bucket in buckets]
+        self._device_rows = [
+            _new_rows(bucket, counts[self.group.rank], bucket.device) if bucket.device.type != "cpu" else list(lane.rows)
+            for bucket, lane in zip(buckets, self._lanes, strict=True)
+        ]
+
+    def _socket_lane(self, bucket: Bucket, counts: Sequence[int], fold: Fold) -> Lane:
+        rows = _new_rows(bucket, counts[self.group.rank], torch.device("cpu"))
+        if self._all_reduce_is_the_order():
+            return AllReduceLane(self.group, rows[0])
+        return GlooLane(self.group, rows, counts, fold)
+
+    @abstractmethod
+    def _all_reduce_is_the_order(self) -> bool:
+        """Whether gloo's all_reduce over the workers sums in this job's order."""
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def arrived(_: torch.Tensor) -> None:
+            if self._watching:
+                self._arrived(index)
+
+        return arrived
+
+    @property
+    def _watching(self) -> bool:
+        return self._armed
+
+    def _arm(self) -> None:
+        """From now on arriving gradients are this step's last: send full buckets."""
+        self._pending = [len(bucket.slots) for bucket in self._buckets]
+        self._bucket_of = {index: n for n, bucket in enumerate(self._buckets) for index in bucket.indices}
+        self._seen: set[int] = set()
+        self._next = 0
+        self._armed = True
+
+    def _arrived(self, index: int) -> None:
+        if index in self._seen:
+            raise UsageError(
+                f"parameter {self.names[index]!r} got its gradient twice in one backward pass, as reentrant activation "
+                "checkpointing of a shared module does: use checkpoint(..., use_reentrant=False)"
+            )
+        self._seen.add(index)
+        self._pending[self._bucket_of[index]] -= 1
+        while self._next < len(self._pending) and self._pending[self._next] == 0:
+            self._launch()
+
+    def _launch(self) -> None:
+        number, self._next = self._next, self._next + 1
+        with torch.no_grad():
+            self._fill(number, self._device_rows[number])
+        if self._thread is None:
+            return
+        ready = None
+        if self._buckets[number].device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record()
+        self._jobs.append(self._thread.submit(self._carry, number, ready))
+
+    def _carry(self, number: int, ready: "torch.cuda.Event | None") -> None:
+        lane, device_rows = self._lanes[number], self._device_rows[number]
+        if ready is not None:
+            ready.synchronize()
+            for row, source in zip(lane.rows, device_rows, strict=True):
+                row.copy_(source)
+        lane.reduce()
+        if ready is not None:
+            device_rows[0].copy_(lane.rows[0])
+
+    def _launch_rest(self) -> None:
+        self._armed = False
+        while self._next < len(self._buckets):
+            self._launch()
+
+    def finish(self, *, finite: bool, fingerprint: int, buffer_bytes: int) -> Header:
+        """Wait until every gradient is the job's, and agree on the header."""
+        used = self._locally_used()
+        if self.group.size == 1:
+            for lane in self._lanes:
+                lane.reduce()
+            header = Header(tuple(used), finite, fingerprint >= 0, buffer_bytes)
+        else:
+            assert self._thread is not None
+            mine = [int(flag) for flag in used] + [int(not finite), fingerprint, -fingerprint, buffer_bytes]
+            header_job = self._thread.submit(self._exchange_header, mine)
+            for job in self._jobs:
+                job.result()
+            header = header_job.result()
+        self._jobs = []
+        self._deliver(header)
+        return header
+
+    def _exchange_header(self, mine: Sequence[int]) -> Header:
+        vector = torch.tensor(mine, dtype=torch.int64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        with peer_errors("agreeing on the step"):
+            self.group.process_group.allreduce([vector], options).wait()
+        *flags, not_finite, largest, smallest, buffer_bytes = vector.tolist()
+        agreed = largest == -smallest and largest >= 0
+        return Header(tuple(bool(flag) for flag in flags), not not_finite, agreed, buffer_bytes)
+
+    def _deliver(self, header: Header) -> None:
+        for bucket, rows in zip(self._buckets, self._device_rows, strict=True):
+            for slot in bucket.slots:
+                self.params[slot.index].grad = slot.view(rows[0]) if header.used[slot.index] else None
+
+    def drop_gradients(self) -> None:
+        """Forget `.grad` everywhere: the next step starts from nothing."""
+        for param in self.params:
+            param.grad = None
+
+
+def _background() -> ThreadPoolExecutor:
+    threads = torch.get_num_threads()
+    return ThreadPoolExecutor(1, "melodeon-exchange", initializer=torch.set_num_threads, initargs=(threads,))
+
+
+def _row_bytes(bucket: Bucket) -> int:
+    return -(-bucket.numel * bucket.dtype.itemsize // 64) * 64
+
+
+def _new_rows(bucket: Bucket, count: int, device: torch.device) -> list[torch.Tensor]:
+    return [torch.zeros(bucket.numel, dtype=bucket.dtype, device=device) for _ in range(count)]
+
+
+def _carve(segment: torch.Tensor, buckets: Sequence[Bucket], count: int) -> list[list[torch.Tensor]]:
+    table: list[list[torch.Tensor]] = []
+    offset = 0
+    for bucket in buckets:
+        rows = []
+        for _ in range(count):
+            nbytes = bucket.numel * bucket.dtype.itemsize
+            rows.append(segment[offset : offset + nbytes].view(bucket.dtype))
+            offset += _row_bytes(bucket)
+        table.append(rows)
+    return table

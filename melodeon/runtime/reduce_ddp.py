@@ -1,0 +1,128 @@
+"""`order="ddp"`: bit for bit what stock DistributedDataParallel over V gloo processes computes.
+
+Gradients times 1/V go into DDP's own buckets, one flat row per virtual worker, and are summed in gloo's ring order. The price
+of another framework's order is memory: one set of gradients per local virtual worker.
+"""
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from melodeon.core.assignment import Assignment
+from melodeon.runtime.buckets import Bucket, ddp_buckets
+from melodeon.runtime.folds import Fold, RingFold
+from melodeon.runtime.group import Group
+from melodeon.runtime.reduce import Header, Reducer
+
+
+class DdpReducer(Reducer):
+    """Sums as DDP over V processes does."""
+
+    def __init__(
+        self,
+        params: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        group: Group,
+        assignment: Assignment,
+        *,
+        find_unused: bool = False,
+    ) -> None:
+        super().__init__(params, names, group, assignment)
+        self._virtual_workers = assignment.virtual_workers
+        self._find_unused = find_unused
+        self.arrival: list[int] | None = None
+        """The order in which virtual rank 0's gradients arrived in the first step: DDP cuts its buckets by it."""
+        self._arriving_now: list[int] = []
+        self._watch_arrival = False
+        self._used = [False] * len(self.params)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        buckets = ddp_buckets(self.params, self.arrival, find_unused=self._find_unused)
+        self._open_lanes(buckets, self.assignment.counts, self._fold)
+
+    def _fold(self, bucket: Bucket) -> Fold:
+        return RingFold(bucket.numel, bucket.dtype.itemsize, self._virtual_workers)
+
+    def _needs_hooks(self) -> bool:
+        return True
+
+    @property
+    def _watching(self) -> bool:
+        return self._armed or self._watch_arrival
+
+    def _arrived(self, index: int) -> None:
+        if self._watch_arrival:
+            self._arriving_now.append(index)
+        if self._armed:
+            super()._arrived(index)
+
+    @property
+    def root_scale(self) -> float:
+        """DDP scales the gradients, not the loss."""
+        return 1.0
+
+    def before(self, rank: int, *, first: bool, final: bool) -> None:
+        """Note the arrival order where it counts; send buckets during the last backward."""
+        self._watch_arrival = rank == 0 and self.arrival is None and not self._find_unused
+        if first and rank == self.ranks[0]:
+            self._used = [False] * len(self.params)
+            self._arriving_now = []
+        if final and rank == self.ranks[-1]:
+            self._arm()
+
+    def after(self, rank: int) -> None:
+        """Scale the gradients into the virtual worker's row."""
+        self._watch_arrival = False
+        if rank == self.ranks[-1]:
+            self._launch_rest()
+            return
+        with torch.no_grad():
+            for bucket, rows in zip(self._buckets, self._device_rows, strict=True):
+                self._scale_into(bucket, rows[rank - self.ranks[0]])
+
+    def abandon(self) -> None:
+        """Drop the step's sums."""
+        self._armed = self._watch_arrival = False
+        self.drop_gradients()
+
+    def _fill(self, number: int, rows: Sequence[torch.Tensor]) -> None:
+        self._scale_into(self._buckets[number], rows[-1])
+
+    def _scale_into(self, bucket: Bucket, row: torch.Tensor) -> None:
+        factor = 1.0 / self._virtual_workers
+        for slot in bucket.slots:
+            param = self.params[slot.index]
+            if param.grad is None:
+                slot.view(row).zero_()
+            else:
+                torch.mul(param.grad, factor, out=slot.view(row))
+                self._used[slot.index] = True
+                param.grad = None
+
+    def _locally_used(self) -> list[bool]:
+        return self._used
+
+    def _deliver(self, header: Header) -> None:
+        super()._deliver(header)
+        if self.arrival is None and not self._find_unused:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """After the first step, cut the buckets anew by virtual rank 0's arrival order."""
+        owner = self.assignment.worker_of(0)
+        order = json.loads(self.group.share_bytes(json.dumps(self._arriving_now).encode(), owner))
+        missing = [index for index in range(len(self.params)) if index not in set(order)]
+        self.set_arrival([*order, *missing])
+
+    def set_arrival(self, arrival: Sequence[int]) -> None:
+        """Use the buckets that follow from this arrival order (after the first step, or from a checkpoint)."""
+        self.arrival = list(arrival)
+        grads = [None if param.grad is None else param.grad.clone() for param in self.params]
+        self._lay_out()
+        for param, grad in zip(self.params, grads, strict=True):
+            param.grad = grad
+
+    def _all_reduce_is_the_order(self) -> bool:
+        return self.group.size == self._virtual_workers

@@ -1,0 +1,205 @@
+"""The same script on unmodified PyTorch: DistributedDataParallel, DistributedSampler and DataLoader, one process per virtual worker.
+
+This is the reference that `order="ddp"` is held against. Nothing of Melodeon touches gradients, buffers, random numbers or data here;
+it counts the steps and reads the state. A stock run's state is rank 0's: the others keep buffers of their own until the next
+forward pass overwrites them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from melodeon.core.assignment import Assignment
+from melodeon.core.errors import UsageError
+from melodeon.core.sampling import EpochPlan
+from melodeon.runtime.engine import Engine, gather_generators
+from melodeon.runtime.feed import Batch
+from melodeon.runtime.group import TIMEOUT_S, Group
+from melodeon.runtime.loader import Source
+from melodeon.runtime.random_streams import read_generators
+from melodeon.runtime.reduce import Header, Reducer
+from melodeon.runtime.state import Parts, bare, named_parameters
+from melodeon.runtime.state import capture as capture_parts
+
+_POOL_OPTIONS = ("prefetch_factor", "timeout", "multiprocessing_context")
+"""What DataLoader refuses where it has no loader processes."""
+
+
+class StockEngine(Engine):
+    """Leaves everything to stock PyTorch."""
+
+    def __init__(
+        self, group: Group, assignment: Assignment, device: torch.device, *, seed: int, order: str, find_unused: bool
+    ) -> None:
+        super().__init__(group, assignment, device, seed=seed, order=order, find_unused=find_unused)
+        if group.size != assignment.virtual_workers:
+            raise UsageError(
+                f"stock DistributedDataParallel runs one process per rank: start {assignment.virtual_workers} workers, not {group.size}"
+            )
+        self._seed = seed
+
+    def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Wrap the model as a stock script does."""
+        if not dist.is_initialized():
+            store = dist.HashStore() if self._group.size == 1 else _store_of(self._group)
+            dist.init_process_group(
+                "gloo", store=store, rank=self._group.rank, world_size=self._group.size, timeout=timedelta(seconds=TIMEOUT_S)
+            )
+        model = super().adopt(model)
+        if not any(param.requires_grad for param in model.parameters()):
+            return model
+        return DistributedDataParallel(model, find_unused_parameters=self._find_unused)
+
+    def source(
+        self, dataset: Dataset[Any], plan: EpochPlan, seed: int, shuffle: bool, options: Mapping[str, Any]
+    ) -> Source:
+        """A stock DataLoader over a stock DistributedSampler."""
+        return _StockSource(dataset, plan, self._group, seed, shuffle, options)
+
+    def prepare(self, parts: Parts) -> None:
+        """DDP has prepared itself."""
+        self._parts = parts
+        self.reducer = _NoReducer()
+
+    def begin_pass(self, *, at_start: bool) -> None:
+        """The DataLoader itself draws what it draws."""
+
+    def begin_step(self) -> None:
+        """Clear the gradients in the name of the script's zero_grad, which takes no effect inside a step."""
+        for _, param in named_parameters(self._parts.models):
+            param.grad = None
+
+    def enter(self, step: int, rank: int) -> None:
+        """A process is its rank."""
+
+    def backward(self, loss: torch.Tensor, weight: float) -> None:
+        """As in any script."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def leave(self, rank: int) -> None:
+        """Nothing to lay down."""
+
+    def finish(self, step: int, *, finite: bool) -> Header:
+        """DDP has summed the gradients inside backward; whether a loss was not finite is agreed upon as ever."""
+        everyone = self._group.gather_bytes(b"finite" if finite else b"")
+        return Header((), all(everyone), True, 0)
+
+    def outside(self, step: int) -> None:
+        """Random numbers run on."""
+
+    def capture(self) -> dict[str, Any]:
+        """The random states of all ranks, and rank 0's buffers."""
+        mine = {self._group.rank: read_generators(self.device)}
+        held = capture_parts(self._parts)
+        models = {name: dict(model) for name, model in held["models"].items()}
+        places = [(models[str(i)], name) for i, m in enumerate(self._parts.models) for name in _saved_buffers(bare(m))]
+        places += [(buffers, name) for buffers in held["buffers"].values() for name in buffers]
+        self._take_over(places)
+        return {"random": gather_generators(self._group, mine), "models": models, "buffers": held["buffers"]}
+
+    def _take_over(self, places: Sequence[tuple[dict[str, torch.Tensor], str]]) -> None:
+        """Put copies of rank 0's tensors into these dicts; the tensors that were there stay as they are."""
+        parts = [owner[name].detach().cpu().contiguous().view(-1).view(torch.uint8) for owner, name in places]
+        if not parts or self._group.size == 1:
+            return
+        message = torch.cat(parts)
+        self._group.broadcast(message, 0)
+        for (owner, name), body in zip(places, message.split([part.numel() for part in parts]), strict=True):
+            like = owner[name]
+            owner[name] = body.clone().view(like.dtype).view(like.shape)
+
+    def restore(self, captured: Mapping[str, Any], step: int) -> None:
+        """A reference run starts at the beginning: DDP's own bits change when it is wrapped again in the middle."""
+        raise UsageError("a stock DDP run cannot be resumed bit for bit: start it from the beginning with --no-resume")
+
+    def close(self) -> None:
+        """End the stock process group too."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._group.close()
+
+
+class _NoReducer(Reducer):
+    """DDP reduces; nothing to do around backward."""
+
+    def __init__(self) -> None:
+        self.params = []
+
+    @property
+    def root_scale(self) -> float:
+        return 1.0
+
+    def before(self, rank: int, *, first: bool, final: bool) -> None:
+        if not final:
+            raise UsageError(
+                "job.backward(more=True) has no counterpart in stock DistributedDataParallel, which sums in every backward: add "
+                "the losses and call job.backward once to compare with it"
+            )
+
+    def after(self, rank: int) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+    def _fill(self, number: int, rows: Any) -> None:
+        pass
+
+    def _locally_used(self) -> list[bool]:
+        return []
+
+    def _all_reduce_is_the_order(self) -> bool:
+        return True
+
+
+class _StockSource:
+    """Batches as a stock script gets them."""
+
+    def __init__(
+        self, dataset: Dataset[Any], plan: EpochPlan, group: Group, seed: int, shuffle: bool, options: Mapping[str, Any]
+    ) -> None:
+        self.stop: int | None = None
+        self._plan = plan
+        if plan.uneven == "exact" and plan.num_samples % plan.virtual_workers:
+            raise UsageError(
+                f"uneven='exact' has no counterpart in stock PyTorch, and {plan.num_samples} samples do not divide by "
+                f"{plan.virtual_workers} ranks: use uneven='pad' or 'drop' to compare with it"
+            )
+        drop = plan.uneven == "drop"
+        if not options.get("num_workers"):
+            options = {name: value for name, value in options.items() if name not in _POOL_OPTIONS}
+        self._sampler: DistributedSampler[Any] = DistributedSampler(
+            dataset, num_replicas=group.size, rank=group.rank, shuffle=shuffle, seed=seed, drop_last=drop
+        )
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset, batch_size=plan.batch_size, sampler=self._sampler, drop_last=drop, **options
+        )
+        self._batches: Iterator[Any] = iter(())
+
+    def start(self, ranks: range, cursor: int) -> None:
+        pass
+
+    def take(self, cursor: int, rank: int) -> Batch:
+        epoch, step = self._plan.at(cursor)
+        if step == 0:
+            self._sampler.set_epoch(epoch)
+            self._batches = iter(self._loader)
+        return Batch(next(self._batches), 1.0, cursor, rank, self._plan.num_counted(step, rank))
+
+    def close(self) -> None:
+        self._batches = iter(())
+
+
+def _saved_buffers(model: torch.nn.Module) -> list[str]:
+    """The names of the buffers that `state_dict()` holds, every alias too."""
+    saved = model.state_dict()
+    return [name for name, _ in model.named_buffers(remove_duplicate=False) if name in saved]
+
+
+def _store_of(group: Group) -> dist.Store:
+    return dist.PrefixStore("stock-ddp/", group.store)

@@ -1,0 +1,43 @@
+import io
+
+import pytest
+
+from melodeon.cli import progress
+from melodeon.cli.progress import Bar, Lines, describe, format_metrics
+
+
+def test_events_in_words() -> None:
+    assert describe({"kind": "checkpoint", "step": 5, "path": "c/x"}, None) == "checkpoint of step 5: c/x"
+    assert describe({"kind": "step", "step": 5, "metrics": {"loss": 0.5}}, 20) == "step 5/20 loss 0.5"
+    assert describe({"kind": "joined", "worker": 1}, None) is None
+    assert describe({"kind": "something new"}, None) is None
+
+
+def test_metrics_in_words() -> None:
+    assert format_metrics({"loss": 0.123456, "n": 3}) == "loss 0.1235, n 3"
+    assert format_metrics(None) == ""
+
+
+def test_steps_are_thinned_out_by_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter([100.0, 100.0, 101.0, 100.0 + progress.PLAIN_EVERY_S, 200.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    lines = Lines(stdout_to_stderr=False)
+    for step in (1, 2, 3):
+        lines.event({"kind": "step", "step": step, "metrics": {}})
+    assert capsys.readouterr().err == "melodeon: step 1\nmelodeon: step 3\n"
+
+
+def test_the_bar_shows_steps_and_keeps_output_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    bar = Bar(stdout_to_stderr=True)
+    bar.event({"kind": "begin", "step": 0, "total_steps": 10})
+    bar.event({"kind": "step", "step": 7, "metrics": {"loss": 0.5}})
+    bar.output("stdout", b"the script [says] this\n")
+    bar.close()
+    assert "the script [says] this" in terminal.getvalue()
+    assert "7/10" in terminal.getvalue()
+    assert "loss 0.5" in terminal.getvalue()

@@ -1,0 +1,125 @@
+"""`melodeon run` as a person runs it: a process, its output and its exit code. Scripts here use no torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, os, sys
+from melodeon.core.launch import Launch
+launch = Launch.from_env(os.environ)
+def send(**event):
+    os.write(launch.event_fd, (json.dumps(event) + chr(10)).encode())
+send(kind="joined", worker=launch.worker, virtual_workers=8, assignment="4,4", device="cpu", order="tree",
+     determinism=launch.determinism)
+print("args", sys.argv[1:])
+if launch.worker == 0:
+    send(kind="begin", step=0, total_steps=2, steps_per_epoch=2)
+    send(kind="step", step=1, epoch=0, metrics={"loss": 0.25})
+    send(kind="note", text="a note for the person")
+    send(kind="end", step=2, digest="d1" * 32)
+elif "--fail" in sys.argv:
+    raise ValueError("worker one's own trouble")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def melodeon(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "melodeon", *args]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, env=dict(os.environ))
+
+
+def test_what_follows_the_script_is_the_scripts(folder: Path) -> None:
+    done = melodeon(folder, "run", "--workers", "2", "train.py", "--workers", "5", "--", "--json", "-x")
+    assert done.returncode == 0
+    assert done.stdout == "args ['--workers', '5', '--', '--json', '-x']\n"
+
+
+def test_progress_and_the_summary_go_to_stderr(folder: Path) -> None:
+    done = melodeon(folder, "run", "--name", "a", "train.py")
+    assert "8 virtual workers as 4,4 on cpu, order tree, D1" in done.stderr
+    assert "step 1/2 loss 0.25" in done.stderr
+    assert "a note for the person" in done.stderr
+    assert "done: 2 steps in" in done.stderr
+    assert "d1" * 32 in done.stderr
+    assert str(Path(".melodeon/runs/a")) in done.stderr
+    assert max(map(len, done.stderr.splitlines())) <= 80
+
+
+def test_quiet_leaves_only_the_script(folder: Path) -> None:
+    done = melodeon(folder, "run", "--quiet", "train.py")
+    assert (done.stdout, done.stderr) == ("args []\n", "")
+
+
+def test_json_is_all_of_stdout(folder: Path) -> None:
+    done = melodeon(
+        folder, "run", "--json", "--assignment", "3,5", "--runs-root", "elsewhere", "--name", "b", "train.py"
+    )
+    result = json.loads(done.stdout)
+    expected = {"id": "b", "status": "done", "exit_code": 0, "steps": 2, "digest": "d1" * 32, "num_workers": 2}
+    assert result.items() >= expected.items()
+    record = json.loads((folder / "elsewhere" / "b" / "run.json").read_text())
+    assert record["command"][:3] == ["melodeon", "run", "--json"]
+
+
+def test_a_failed_worker_is_named_with_its_last_words(folder: Path) -> None:
+    done = melodeon(folder, "run", "--workers", "2", "train.py", "--fail")
+    assert done.returncode == 1
+    assert "[worker 1] ValueError: worker one's own trouble" in done.stderr
+    assert "error: worker 1 ended with exit code 1 (log: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        (["trian.py"], 4, "script 'trian.py' is not there: did you mean train.py?"),
+        (["nowhere/x.py"], 4, "script 'nowhere/x.py' is not there: check the path"),
+        (["."], 4, "'.' is a folder"),
+        (["--assignment", "3,x", "train.py"], 2, "assignment '3,x' is not a list of whole numbers"),
+        (["--assignment", "3,0", "train.py"], 2, "at least 1 virtual worker"),
+        (["--assignment", "3,1", "--workers", "3", "train.py"], 2, "disagree (2 workers): give only one"),
+        (["--workers", "0", "train.py"], 2, "--workers 0 cannot run anything"),
+        (["--order", "dpd", "train.py"], 2, "order 'dpd' is not one of tree, ddp: did you mean ddp?"),
+        (["--determinism", "D9", "train.py"], 2, "determinism 'D9' is not one of D0, D1, D2"),
+        (["--name", "a/b", "train.py"], 2, "plain folder name"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_their_exit_code(folder: Path, args: list[str], code: int, sentence: str) -> None:
+    done = melodeon(folder, "run", *args)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (folder / ".melodeon").exists()
+
+
+def test_a_missing_torch_is_said_before_anything_starts(folder: Path) -> None:
+    hide = "import sys; sys.modules['torch'] = None; sys.argv = ['melodeon', 'run', 'train.py']; "
+    done = subprocess.run(
+        [sys.executable, "-c", hide + "from melodeon.cli.main import main; main()"],
+        cwd=folder, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: training needs PyTorch, which is not installed here: pip install 'melodeon[train]'\n"
+    assert not (folder / ".melodeon").exists()
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(folder: Path) -> None:
+    (folder / "chatty.py").write_text("for _ in range(50_000): print('line after line')\n")
+    command = [sys.executable, "-m", "melodeon", "run", "--quiet", "chatty.py"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""

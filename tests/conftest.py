@@ -1,0 +1,21 @@
+"""Every test process stands on determinism D1 with one thread, as a launched worker would.
+
+The variables are set before any test module imports torch, and child processes inherit them. Tests of other levels
+start processes of their own.
+"""
+
+import os
+from pathlib import Path
+
+from hypothesis import settings
+
+from melodeon.core.determinism import level_env
+
+os.environ.update(level_env("D1", threads=1))
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+# Scripts that tests start find this checkout, installed or not.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+
+# Examples are drawn from a fixed seed: a failure here is a failure everywhere. No deadline: the machine is shared.
+settings.register_profile("melodeon", deadline=None, derandomize=True, max_examples=100)
+settings.load_profile("melodeon")

@@ -1,0 +1,97 @@
+"""Levels are applied to processes of their own, because some of what they set is read once."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from melodeon.core.determinism import level_env
+
+PINNED = set(level_env("D2", 1))
+
+
+SET_TOO_LATE = """
+import os
+torch.ones(9) + 1
+os.environ.update(ATEN_CPU_CAPABILITY="avx2", ONEDNN_MAX_CPU_ISA="AVX2")
+apply("D2", 1, launched_level=None)
+"""
+
+
+def ask(code: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    clean = {name: value for name, value in os.environ.items() if name not in PINNED}
+    program = f"import json, torch\nfrom melodeon.runtime.determinism import apply, addresses_change_bits\n{code}"
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def facts(code: str, **env: str) -> dict[str, object]:
+    done = ask(f"print(json.dumps({code}))", **env)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, object] = json.loads(done.stdout)
+    return result
+
+
+def test_d1_can_be_applied_after_torch_is_loaded() -> None:
+    code = (
+        "{**apply(None, None, launched_level=None), 'moves': addresses_change_bits(),"
+        " 'deterministic': torch.are_deterministic_algorithms_enabled(),"
+        " 'fill': torch.utils.deterministic.fill_uninitialized_memory}"
+    )
+    found = facts(code)
+    expected = {"determinism": "D1", "threads": 1, "mkl_cbwr": "AUTO", "onednn_isa": "default"}
+    assert found.items() >= expected.items()
+    assert (found["moves"], found["deterministic"], found["fill"]) == (False, True, False)
+    assert "+" not in str(found["torch"])
+
+
+def test_d0_leaves_threads_alone_unless_asked() -> None:
+    found = facts(
+        "[torch.get_num_threads(), apply('D0', None, launched_level=None), apply('D0', 3, launched_level=None)]"
+    )
+    before, alone, asked = found  # type: ignore[misc]
+    assert (alone["threads"], asked["threads"]) == (before, 3)  # type: ignore[index]
+
+
+def test_d2_from_the_launcher_pins_the_kernels() -> None:
+    found = facts("apply('D2', 1, launched_level='D2')", **level_env("D2", 1))
+    expected = {"cpu_capability": "AVX2", "onednn_isa": "AVX2", "mkl_cbwr": "COMPATIBLE", "threads": 1}
+    assert found.items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("code", "env", "sentence"),
+    [
+        ("apply('D2', 1, launched_level=None)", {}, "melodeon run --determinism D2 train.py"),
+        (
+            SET_TOO_LATE,
+            {"ATEN_CPU_CAPABILITY": "default"},
+            "needs ATEN_CPU_CAPABILITY=avx2 before torch loads (its kernels are DEFAULT now)",
+        ),
+        ("apply('D1', 1, launched_level='D2')", {}, "asks for determinism D1 but was started at D2"),
+        (
+            "torch.ones(9).dot(torch.ones(9))\napply('D1', 1, launched_level=None)",
+            {},
+            "MKL was used before melodeon.join()",
+        ),
+        (
+            "apply('D2', 1, launched_level='D2')",
+            {**level_env("D2", 1), "MKL_CBWR": "AVX2"},
+            "MKL_CBWR=AVX2 is set, but determinism D2 needs COMPATIBLE",
+        ),
+    ],
+    ids=["d2 without a launcher", "d2 set too late", "another level", "mkl used before", "another mkl mode"],
+)
+def test_what_cannot_hold_is_refused(code: str, env: dict[str, str], sentence: str) -> None:
+    done = ask(code, **env)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("melodeon.core.errors.DefinitionError: ")
+    assert sentence in last
