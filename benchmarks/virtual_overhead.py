@@ -1,15 +1,13 @@
 """V virtual workers on one worker against plain gradient accumulation of the same micro-batches.
 
-Both train the same model on the same data in one process, in turns, each through its own loader; the ratio is throughput, ours
-over the peer's. On CUDA also the peak memory of each.
+Both train the same model on the same data at the same level of determinism, in turns, each through its own loader; the ratio
+is throughput, ours over the peer's. On CUDA also the peak memory of each.
 
     python benchmarks/virtual_overhead.py [--model resnet18|gpt10m|resnet50|gpt2|all] [--micro-batch N] [--steps N]
 """
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +17,15 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import torch
 from _common import progress, report
 from _models import Classifier, gpt2, gpt10m, resnet18, resnet50
+from _turns import Contender, compare
 from torch.utils.data import DataLoader, TensorDataset
 
 import melodeon
+from melodeon.core.determinism import level_env
 
 VIRTUAL_WORKERS = 8
+NO_RECEIPT = 1_000_000
+"""Epochs are a few steps here: a digest at the end of each would be measured instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,12 @@ class Case:
     vocab: int = 2048
 
     def data(self, samples: int) -> TensorDataset:
-        """Random inputs, the same every time."""
+        """Random inputs, the same every time; one sample a micro-batch, so that loading is not what is measured."""
+        flat = self.samples(samples)
+        return TensorDataset(*(tensor.unflatten(0, (-1, self.micro_batch)) for tensor in flat.tensors))
+
+    def samples(self, samples: int) -> TensorDataset:
+        """The same inputs one by one."""
         generator = torch.Generator().manual_seed(0)
         if self.image:
             images = torch.randn(samples, 3, self.image, self.image, generator=generator)
@@ -57,18 +64,24 @@ CASES = {
 }
 
 
+def first(samples: list[object]) -> object:
+    """The micro-batch that is the one sample."""
+    return samples[0]
+
+
 def autocast(device: torch.device) -> torch.autocast:
     """bf16 on a GPU, nothing on a CPU."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
-def ours(case: Case, job: melodeon.Job, samples: int) -> Iterator[None]:
+def ours(rank: int, size: int, meet: str, name: str) -> Iterator[dict[str, int]]:
     """One step a turn, the loop as a user writes it."""
-    torch.manual_seed(0)
+    case = CASES[name]
+    job = melodeon.join(virtual_workers=VIRTUAL_WORKERS, seed=0, receipt_every=NO_RECEIPT)
     model = case.make().to(job.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = job.wrap(model, optimizer)
-    loader = job.loader(case.data(samples), batch_size=case.micro_batch, shuffle=True)
+    loader = job.loader(case.data(4 * VIRTUAL_WORKERS * case.micro_batch), batch_size=1, shuffle=True, collate_fn=first)
     for _ in job.epochs(1_000_000):
         for inputs, targets in loader:
             with autocast(job.device):
@@ -77,15 +90,17 @@ def ours(case: Case, job: melodeon.Job, samples: int) -> Iterator[None]:
             optimizer.step()
             optimizer.zero_grad()
             if job.committed:
-                yield
+                yield memory(job.device)
 
 
-def accumulation(case: Case, device: torch.device, samples: int) -> Iterator[None]:
-    """One step a turn, the loop that anyone writes to accumulate."""
-    torch.manual_seed(0)
+def accumulation(rank: int, size: int, meet: str, name: str) -> Iterator[dict[str, int]]:
+    """One step a turn, the loop that anyone writes to accumulate, at the same level of determinism."""
+    case = CASES[name]
+    device = melodeon.join(virtual_workers=VIRTUAL_WORKERS, seed=0).device
     model = case.make().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    loader = DataLoader(case.data(samples), batch_size=case.micro_batch, shuffle=True)
+    data = case.data(4 * VIRTUAL_WORKERS * case.micro_batch)
+    loader = DataLoader(data, batch_size=1, shuffle=True, collate_fn=first)
     seen = 0
     while True:
         for inputs, targets in loader:
@@ -96,72 +111,29 @@ def accumulation(case: Case, device: torch.device, samples: int) -> Iterator[Non
             if seen % VIRTUAL_WORKERS == 0:
                 optimizer.step()
                 optimizer.zero_grad()
-                yield
+                yield memory(device)
 
 
-def timed(steps: Iterator[None], device: torch.device) -> float:
-    """Seconds for one step."""
-    start = time.perf_counter()
-    next(steps)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def peak_memory(steps: Iterator[None]) -> int:
-    """Bytes at the highest point of a step, above what lies there between steps of the other model."""
+def memory(device: torch.device) -> dict[str, int]:
+    """The end of a step: wait for the device, and say the highest use of its memory so far."""
+    if device.type != "cuda":
+        return {}
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    next(steps)
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+    return {"peak": torch.cuda.max_memory_allocated()}
 
 
 def measure(case: Case, rounds: int) -> dict[str, object]:
     """Medians of interleaved steps."""
-    job = melodeon.join(virtual_workers=VIRTUAL_WORKERS, seed=0)
-    device = job.device
-    samples = VIRTUAL_WORKERS * case.micro_batch * 4
-    result: dict[str, object] = {"model": case.name, "micro_batch": case.micro_batch, "device": str(device)}
-    if device.type == "cuda":
-        result |= memory(case, samples)
-        job = melodeon.join(virtual_workers=VIRTUAL_WORKERS, seed=0)
-    mine, theirs = ours(case, job, samples), accumulation(case, device, samples)
-    for _ in range(3):
-        timed(mine, device), timed(theirs, device)
-    pairs: list[tuple[float, float]] = []
-    for turn in range(rounds):
-        first, second = (mine, theirs) if turn % 2 else (theirs, mine)
-        times = {id(first): timed(first, device), id(second): timed(second, device)}
-        pairs.append((times[id(mine)], times[id(theirs)]))
-        progress(f"{case.name}: step {turn + 1}/{rounds}, ours {pairs[-1][0]:.3f} s, accumulation {pairs[-1][1]:.3f} s")
-    mine.close()
-    job.close()
-    us, them = statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs)
-    ratio = statistics.median(theirs / mine for mine, theirs in pairs)
-    return {**result, "ours_s": round(us, 5), "accumulation_s": round(them, 5), "ratio": round(ratio, 4)}
-
-
-def memory(case: Case, samples: int) -> dict[str, object]:
-    """Peak memory of each alone on the device, and the size of one set of gradients."""
-    peaks = {}
-    for name in ("accumulation", "ours"):
-        job = melodeon.join(virtual_workers=VIRTUAL_WORKERS, seed=0)
-        steps = ours(case, job, samples) if name == "ours" else accumulation(case, job.device, samples)
-        next(steps), next(steps)
-        peaks[name] = peak_memory(steps)
-        steps.close()
-        job.broken = True  # measured for memory only: nothing is to be finished
-        job.close()
-        del steps, job
-        torch.cuda.empty_cache()
-    gradients = sum(p.numel() * p.element_size() for p in case.make().parameters())
-    extra = (peaks["ours"] - peaks["accumulation"]) / gradients
-    return {
-        "peak_mib": {name: peak >> 20 for name, peak in peaks.items()},
-        "gradient_set_mib": gradients >> 20,
-        "extra_gradient_sets": round(extra, 2),
-    }
+    mine, theirs = Contender(ours, [case.name], env=level_env("D1")), Contender(accumulation, [case.name], env=level_env("D1"))
+    found = compare(mine, theirs, rounds, lambda n, a, b: progress(f"{case.name}: {n}/{rounds}, ours {a:.3f} s, accumulation {b:.3f} s"))
+    last = found.pop("last")
+    result = {"model": case.name, "micro_batch": case.micro_batch, **found}
+    if last[0]:
+        gradients = sum(param.numel() * param.element_size() for param in case.make().parameters())
+        extra = (last[0]["peak"] - last[1]["peak"]) / gradients
+        result["peak_mib"] = {"ours": last[0]["peak"] >> 20, "accumulation": last[1]["peak"] >> 20}
+        result |= {"gradient_set_mib": gradients >> 20, "extra_gradient_sets": round(extra, 2)}
+    return result
 
 
 def main() -> None:
@@ -179,7 +151,7 @@ def main() -> None:
         metric=f"throughput of V={VIRTUAL_WORKERS} on one worker over gradient accumulation, worst model",
         value=worst["ours_s"],
         peer="gradient accumulation",
-        peer_value=worst["accumulation_s"],
+        peer_value=worst["peer_s"],
         ratio=worst["ratio"],
         cases=cases,
     )

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16, help="per process")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

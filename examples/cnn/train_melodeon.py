@@ -12,7 +12,7 @@ import melodeon
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16, help="per virtual worker")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--virtual-workers", type=int, default=4)

@@ -16,8 +16,8 @@ from melodeon.core.errors import MelodeonError
 COMMANDS = ("run", "verify", "diff", "scan", "export", "doctor")
 """In the order that help lists them; each is the function of that name in the module of that name."""
 
-# What follows the script belongs to the script, options too.
-TAKES_A_SCRIPT = {"run", "verify", "scan"}
+PASS_ON = {"run", "scan"}
+"""What follows the script is the script's, options too; `verify` has its own there, and the script's after `--`."""
 
 app = typer.Typer(
     name="melodeon",
@@ -46,7 +46,7 @@ def _root(
 for _name in COMMANDS:
     if find_spec(f"melodeon.cli.{_name}") is not None:
         _function = getattr(importlib.import_module(f"melodeon.cli.{_name}"), _name)
-        app.command(_name, context_settings={"allow_interspersed_args": _name not in TAKES_A_SCRIPT})(_function)
+        app.command(_name, context_settings={"allow_interspersed_args": _name not in PASS_ON})(_function)
 
 
 def main() -> None:

@@ -1,22 +1,20 @@
 """`melodeon run`: a training script on any number of local workers."""
 
+import shlex
 import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from melodeon.backends.runs import Report, Request, perform
-from melodeon.cli.checks import require_level, require_order, require_script, require_torch
 from melodeon.cli.output import print_json
 from melodeon.cli.progress import choose
+from melodeon.cli.training import checked_launch, explain_failure
 from melodeon.core.assignment import Assignment
 from melodeon.core.determinism import DEFAULT
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
-
-TAIL_LINES = 20
-"""How much of a failed worker's log is shown where its output was not."""
 
 
 def run(
@@ -42,22 +40,15 @@ def run(
     The result does not depend on --workers or --assignment, only the time does.
     """
     counts = _counts(workers, assignment)
-    require_order(order)
-    require_script(script)
-    launch = Launch(
+    launch = replace(
+        checked_launch(script, determinism=determinism, threads=threads, order=order, steps=steps, runs_root=runs_root),
         num_workers=len(counts) if counts else workers or 1,
         counts=counts,
-        determinism=require_level(determinism),
-        threads=threads,
-        order=order,
-        max_steps=steps,
         receipt_every=receipt_every,
         record_ops=record_ops,
         record_states=record_states,
         resume=not no_resume,
-        runs_root=runs_root,
     )
-    require_torch()
     command = ["melodeon", *sys.argv[1:]]
     request = Request(script=script, args=args or (), launch=launch, name=name, command=command)
     display = choose(quiet=quiet, stdout_to_stderr=json)
@@ -84,7 +75,7 @@ def _counts(workers: int | None, assignment: str | None) -> tuple[int, ...] | No
 def _finish(report: Report, script: str, args: list[str], launch: Launch, *, quiet: bool, as_json: bool) -> None:
     outcome = report.outcome
     if not outcome.ok:
-        _explain(report)
+        explain_failure(report, shown=True)
     elif not quiet:
         _summarise(report, script, args)
     if as_json:
@@ -113,21 +104,6 @@ def _summarise(report: Report, script: str, args: list[str]) -> None:
     lines.append(f"  run     {report.run_dir}")
     receipt = report.run_dir / "receipt.jsonl"
     if receipt.exists():
-        lines.append(f"  next    melodeon verify --receipt {receipt} {' '.join([script, *args])}")
+        again = ["melodeon", "verify", "--receipt", str(receipt), script, *(["--", *args] if args else [])]
+        lines.append(f"  next    {shlex.join(again)}")
     print("\n".join(lines), file=sys.stderr)
-
-
-def _explain(report: Report) -> None:
-    worker = report.outcome.worker
-    if worker is None:
-        print(f"error: {report.outcome.reason}", file=sys.stderr)
-        return
-    log = report.run_dir / f"worker-{worker}.log"
-    if worker != 0:  # worker 0's output has been seen as it came
-        for line in _tail(log):
-            print(f"[worker {worker}] {line}", file=sys.stderr)
-    print(f"error: {report.outcome.reason} (log: {log})", file=sys.stderr)
-
-
-def _tail(log: Path) -> list[str]:
-    return log.read_text(errors="replace").splitlines()[-TAIL_LINES:]

@@ -19,7 +19,9 @@ class Assignment:
 
     def __post_init__(self) -> None:
         if not self.counts or any(count < 1 for count in self.counts):
-            raise UsageError(f"assignment {self} gives a worker nothing to do: every worker needs at least 1 virtual worker")
+            raise UsageError(
+                f"assignment {self} gives a worker nothing to do: every worker needs at least 1 virtual worker"
+            )
 
     def __str__(self) -> str:
         return ",".join(str(count) for count in self.counts)

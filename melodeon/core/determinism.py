@@ -93,9 +93,10 @@ LEVELS: dict[str, Level] = {
         pins_threads=True,
         env={
             **_CUBLAS,
-            # The only mode that MKL documents as equal on every x86 processor; the named ones (AVX2, ...) hold among
-            # Intel's own, and on an AMD EPYC were seen to be ignored (SSE4_2, AVX2 and AVX512 gave AUTO's bits). The
-            # price there: sgemm 40 GFLOP/s against 97, one thread, 1024x1024x1024. D2 is about bits, so it is paid.
+            # The only mode besides AUTO that MKL supports on every x86 processor; the named ones (AVX2, ...) are for
+            # Intel's and fall back to AUTO elsewhere (seen on an AMD EPYC: AVX2 gave AUTO's bits). The price, sgemm of
+            # 1024x1024x1024 on one thread in GFLOP/s: EPYC 40 against 97 (AVX2), Xeon 21 against 68 (AVX2) and 119
+            # (AUTO). D2 is about bits, so it is paid.
             "MKL_CBWR": "COMPATIBLE",
             "ATEN_CPU_CAPABILITY": "avx2",
             "ONEDNN_MAX_CPU_ISA": "AVX2",

@@ -71,9 +71,13 @@ class Launch:
             raw = json.loads(text)
             known = {f.name for f in fields(cls)}
             if unknown := sorted(set(raw) - known):
-                raise UsageError(f"{VARIABLE} has unknown fields {unknown}: launcher and worker are of different versions")
+                raise UsageError(
+                    f"{VARIABLE} has unknown fields {unknown}: launcher and worker are of different versions"
+                )
             if raw.get("counts") is not None:
                 raw["counts"] = tuple(raw["counts"])
             return cls(**raw)
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{VARIABLE}={text!r} cannot be read ({error}); start the script with `melodeon run`") from error
+            raise UsageError(
+                f"{VARIABLE}={text!r} cannot be read ({error}); start the script with `melodeon run`"
+            ) from error

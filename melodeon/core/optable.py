@@ -2,10 +2,11 @@
 
 A cause is one way in which bits depend on more than the inputs: the instruction set, the model of the GPU, the order in
 which threads arrive. The levels pin some of them; the others stand against D2 (other kinds of device), the worst
-against D1 (other numbers of workers). The CPU half was measured: 154 calls under settings of ATEN, oneDNN and MKL. The
-CUDA half follows torch's list of operators without a deterministic kernel and how kernels and libraries choose their
-shape, on the safe side: an operator counts against D2 unless its result is exact. What is in no list is reported as
-unknown. Some operators are nondeterministic for some arguments only; there torch itself refuses the call.
+against D1 (other numbers of workers). The CPU half rests on 154 calls compared under settings of ATEN, oneDNN and MKL
+on one machine; operators that were not called stand with their like. The CUDA half follows torch's list of operators
+without a deterministic kernel and how kernels and libraries choose their shape, on the safe side: an operator counts
+against D2 unless its result is exact. What is in no list is reported as unknown. Some operators are nondeterministic
+for some arguments only; there torch itself refuses the call.
 """
 
 from collections.abc import Iterable, Mapping
@@ -186,7 +187,7 @@ _ATOMICS = (
     "fractional_max_pool2d_backward fractional_max_pool3d_backward max_unpool2d max_unpool3d reflection_pad1d_backward "
     "reflection_pad2d_backward reflection_pad3d_backward upsample_linear1d_backward upsample_bilinear2d_backward "
     "upsample_bicubic2d_backward upsample_trilinear3d_backward nll_loss2d_forward nll_loss2d_backward put histc "
-    "bincount median _ctc_loss_backward grid_sampler_2d_backward grid_sampler_3d_backward"
+    "bincount median cumsum _ctc_loss_backward grid_sampler_2d_backward grid_sampler_3d_backward"
 )
 # Each result is one rounding, one choice, or one thread's sum in a fixed order.
 _EXACT = (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
+from torch.distributed import _compute_bucket_assignment_by_size as _cut_by_size  # type: ignore[attr-defined]
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small so that the exchange starts early."""
@@ -82,11 +82,11 @@ def ddp_buckets(
     everywhere = [False] * len(params)
     if arrival is None or find_unused:
         limits = sizes if find_unused else [sys.maxsize]
-        cut, _ = dist._compute_bucket_assignment_by_size(list(params), limits, everywhere)
+        cut, _ = _cut_by_size(list(params), limits, everywhere)
         groups = list(reversed(cut))
     else:
         ordered = [params[index] for index in arrival]
-        groups, _ = dist._compute_bucket_assignment_by_size(ordered, sizes, everywhere, list(arrival))
+        groups, _ = _cut_by_size(ordered, sizes, everywhere, list(arrival))
     return tuple(_bucket(params, group, align=1) for group in groups)
 
 

@@ -17,6 +17,7 @@ from melodeon.core.sampling import EpochPlan
 from melodeon.runtime.buffers import Buffers
 from melodeon.runtime.feed import Feed
 from melodeon.runtime.group import Group
+from melodeon.runtime.guard import Guard
 from melodeon.runtime.loader import Source
 from melodeon.runtime.random_streams import CarriedStreams, DerivedStreams, Generators
 from melodeon.runtime.reduce import Header, Reducer
@@ -46,9 +47,12 @@ class Engine:
         self._order = order
         self._find_unused = find_unused
         self._parts = Parts()
-        self._trainable: list[tuple[str, torch.nn.Parameter]] = []
+        self._params: list[torch.nn.Parameter] = []
+        self._required: list[bool] = []
         self._roots: dict[tuple[float, torch.dtype], torch.Tensor] = {}
+        self._guard: Guard | None = None
         ranks = assignment.ranks_of(group.rank)
+        self._first_rank = ranks[0]
         self.streams: DerivedStreams | CarriedStreams
         if order == "tree":
             self.streams = DerivedStreams(seed, device)
@@ -67,12 +71,15 @@ class Engine:
         self, dataset: Dataset[Any], plan: EpochPlan, seed: int, shuffle: bool, options: Mapping[str, Any]
     ) -> Source:
         """Where a loader's batches come from."""
+        carried = isinstance(self.streams, CarriedStreams)
         try:
-            return Feed(dataset, plan=plan, seed=seed, shuffle=shuffle, **options)
+            return Feed(dataset, plan=plan, seed=seed, shuffle=shuffle, keep_generators=carried, **options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            raise UsageError(f"job.loader does not take this option ({error}); see its documentation for those it takes") from error
+            raise UsageError(
+                f"job.loader does not take this option ({error}); see its documentation for those it takes"
+            ) from error
 
     def prepare(self, parts: Parts) -> None:
         """All objects are wrapped: make what sums their gradients and keeps their buffers."""
@@ -81,14 +88,18 @@ class Engine:
         self._build_reducer()
 
     def _build_reducer(self) -> None:
-        self._trainable = [(name, p) for name, p in named_parameters(self._parts.models) if p.requires_grad]
-        if not self._trainable:
+        everything = named_parameters(self._parts.models)
+        self._params = [param for _, param in everything]
+        self._required = [param.requires_grad for param in self._params]
+        trainable = [(name, param) for name, param in everything if param.requires_grad]
+        if not trainable:
             raise UsageError("no parameter of the wrapped models requires a gradient: there is nothing to train")
-        names, params = zip(*self._trainable, strict=True)
+        names, params = zip(*trainable, strict=True)
         if self._order == "tree":
             self.reducer = TreeReducer(params, names, self._group, self._assignment)
         else:
             self.reducer = DdpReducer(params, names, self._group, self._assignment, find_unused=self._find_unused)
+        self._guard = Guard(params, names)
 
     # -- the beat -------------------------------------------------------------------------------------------------------
 
@@ -99,14 +110,32 @@ class Engine:
 
     def begin_step(self) -> None:
         """The first local virtual worker is about to begin."""
-        if any(not p.requires_grad for _, p in self._trainable) or self._count_trainable() != len(self._trainable):
-            self._refreeze()
         self.reducer.drop_gradients()
+        if self._guard is not None:
+            self._guard.begin_step()
 
     def enter(self, step: int, rank: int) -> None:
         """A virtual worker begins."""
-        self.buffers.enter()
+        if rank == self._first_rank:
+            self.buffers.begin_step()
+        else:
+            self.buffers.enter()
         self.streams.enter(step, rank)
+
+    def begin_backward(self, step: int, rank: int, *, first: bool, final: bool) -> None:
+        """A backward pass of `rank` begins: its `first` of the step, its `final` one."""
+        if first and rank == self._first_rank and self._frozen_otherwise():
+            self._refreeze()
+        if self._guard is not None:
+            self._guard.check(step)
+        self.reducer.before(rank, first=first, final=final)
+
+    def end_backward(self, rank: int, *, final: bool) -> None:
+        """It is over."""
+        if final:
+            self.reducer.after(rank)
+        if self._guard is not None:
+            self._guard.leave_gradients()
 
     def backward(self, loss: torch.Tensor, weight: float) -> None:
         """Its backward pass."""
@@ -125,12 +154,25 @@ class Engine:
         self.buffers.leave(rank)
         self.streams.leave(rank)
 
-    def finish(self, step: int, *, finite: bool) -> Header:
-        """All virtual workers are done: gradients, buffers and streams become the job's."""
+    def finish(self, step: int, *, finite: bool, skip: bool) -> Header:
+        """All virtual workers are done: gradients, buffers and streams become the job's.
+
+        With `skip`, a step with a loss that is not finite leaves no trace in the buffers either.
+        """
+        if self._frozen_otherwise():
+            raise UsageError(
+                f"requires_grad changed in step {step} between two virtual workers: freeze or unfreeze parameters after "
+                "optimizer.step(), under `if job.committed:`, or between epochs"
+            )
+        if self._guard is not None:
+            self._guard.check(step)
         header = self.reducer.finish(
             finite=finite, fingerprint=self.streams.fingerprint(), buffer_bytes=self.buffers.kept_bytes()
         )
-        self.buffers.commit(header.buffer_bytes)
+        if skip and not header.finite:
+            self.buffers.drop()
+        else:
+            self.buffers.commit(header.buffer_bytes)
         self.streams.commit(step, agreed=header.agreed)
         return header
 
@@ -168,8 +210,8 @@ class Engine:
     def _arrival(self) -> Sequence[int] | None:
         return self.reducer.arrival if isinstance(self.reducer, DdpReducer) else None
 
-    def _count_trainable(self) -> int:
-        return sum(p.requires_grad for _, p in named_parameters(self._parts.models))
+    def _frozen_otherwise(self) -> bool:
+        return [param.requires_grad for param in self._params] != self._required
 
     def _refreeze(self) -> None:
         """Parameters were frozen or unfrozen: sum the new set from here on."""

@@ -4,6 +4,7 @@ A gate replaces a method of the user's object and leaves the object itself alone
 other method go on working, and the scheduler's `optimizer` is still the same object.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from types import MethodType
@@ -20,8 +21,8 @@ class Turnstile(Protocol):
     def acts_now(self) -> bool:
         """Whether a call made now takes effect: outside the steps, and for the last local virtual worker of one."""
 
-    def need_gradients(self, caller: str) -> None:
-        """Make sure that `.grad` holds the job's gradients."""
+    def reach_update(self, caller: str) -> bool:
+        """The virtual worker is done up to its update. True if it is to happen now: `.grad` then holds the job's gradients."""
 
     def begin_update(self, optimizer: torch.optim.Optimizer) -> bool:
         """Note that the optimizer steps; False if this step's update is to be skipped."""
@@ -51,9 +52,12 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, job: Turnstile) -> None:
             )
         if passage.open:
             return step(**kwargs)
-        if not job.acts_now():
+        if _called_by_scaler():
+            raise UsageError(
+                f"{type(self).__name__}.step was called by a GradScaler that is not wrapped: pass the scaler to job.wrap(...) too"
+            )
+        if not job.reach_update("optimizer.step()"):
             return None
-        job.need_gradients("optimizer.step()")
         return step(**kwargs) if job.begin_update(self) else None
 
     @wraps(zero_grad)
@@ -64,6 +68,18 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, job: Turnstile) -> None:
     # Bound methods, not functions: a scheduler made after this binds what it finds here once more.
     optimizer.step = MethodType(gated_step, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = MethodType(gated_zero_grad, optimizer)  # type: ignore[method-assign]
+
+
+def _called_by_scaler() -> bool:
+    """Whether a GradScaler calls the optimizer's `step`: it has just unscaled what lay in `.grad`, which leaves no other trace."""
+    frame = sys._getframe(2)  # the caller of the gate, or the scheduler's wrapper around it
+    for _ in range(2):
+        if frame.f_globals.get("__name__") == torch.amp.GradScaler.__module__:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
 
 
 def gate_zero_grad(model: torch.nn.Module, job: Turnstile) -> None:
@@ -80,20 +96,22 @@ def gate_zero_grad(model: torch.nn.Module, job: Turnstile) -> None:
 
 def gate_scaler(scaler: "torch.amp.GradScaler", job: Turnstile) -> None:
     """`scale` for every virtual worker; `unscale_`, `step` and `update` once per step."""
-    unscale, step = scaler.unscale_, scaler.step
+    unscale, step, update = scaler.unscale_, scaler.step, scaler.update
+    unscaled: set[int] = set()
 
     @wraps(unscale)
     def gated_unscale(optimizer: torch.optim.Optimizer) -> None:
-        if job.acts_now():
-            job.need_gradients("scaler.unscale_()")
+        if job.reach_update("scaler.unscale_()"):
             unscale(optimizer)
+            unscaled.add(id(optimizer))
 
     @wraps(step)
     def gated_step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not job.acts_now():
+        if not job.reach_update("scaler.step()"):
             return None
-        job.need_gradients("scaler.step()")
         if not job.begin_update(optimizer):
+            if id(optimizer) not in unscaled:
+                unscale(optimizer)  # looks for infinities, without which `update` has nothing to go by
             return None
         # The scaler itself decides whether the optimizer steps: its call goes through.
         passage = optimizer.__dict__.setdefault("_melodeon_passage", _Passage())
@@ -103,9 +121,15 @@ def gate_scaler(scaler: "torch.amp.GradScaler", job: Turnstile) -> None:
         finally:
             passage.open = False
 
+    @wraps(update)
+    def gated_update(*args: Any, **kwargs: Any) -> None:
+        if job.acts_now():
+            unscaled.clear()
+            update(*args, **kwargs)
+
     scaler.unscale_ = gated_unscale  # type: ignore[method-assign]
     scaler.step = gated_step  # type: ignore[method-assign]
-    gate_methods(scaler, ["update"], job)
+    scaler.update = gated_update  # type: ignore[method-assign]
 
 
 def gate_methods(owner: object, names: Iterable[str], job: Turnstile) -> None:
@@ -116,7 +140,9 @@ def gate_methods(owner: object, names: Iterable[str], job: Turnstile) -> None:
     kind = type(owner)
     methods = {name: _once(getattr(kind, name), job) for name in names if callable(getattr(kind, name, None))}
     if methods:
-        owner.__class__ = type(kind.__name__, (kind,), {**methods, "__module__": kind.__module__, "__doc__": kind.__doc__})
+        # No slots of its own: only then may it take the place of a class that has some.
+        namespace = {**methods, "__module__": kind.__module__, "__doc__": kind.__doc__, "__slots__": ()}
+        owner.__class__ = type(kind.__name__, (kind,), namespace)
 
 
 def _once(method: Callable[..., Any], job: Turnstile) -> Callable[..., Any]:

@@ -15,15 +15,17 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import Dataset
+from torch.utils.hooks import RemovableHandle
 
 from melodeon.core.assignment import Assignment
 from melodeon.core.definition import Definition, Value
-from melodeon.core.errors import NonFiniteLoss, UsageError
+from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
 from melodeon.core.sampling import EpochPlan, Uneven
 from melodeon.runtime import gates, state, wrapping
 from melodeon.runtime.engine import Engine
 from melodeon.runtime.feed import dataset_length
+from melodeon.runtime.finite import FiniteCheck, NanPolicy
 from melodeon.runtime.group import Group
 from melodeon.runtime.journal import Journal
 from melodeon.runtime.keeper import Keeper, Schedule
@@ -33,7 +35,6 @@ from melodeon.runtime.reduce import Header
 from melodeon.runtime.watch import Watch
 
 T = TypeVar("T")
-NanPolicy = Literal["raise", "skip", "ignore"]
 Order = Literal["tree", "ddp"]
 
 ONCE_PER_STEP = ("update", "update_parameters", "step")
@@ -68,6 +69,8 @@ class Turn:
     """A backward pass ran."""
     folded: bool = False
     """The final backward pass ran."""
+    ended: bool = False
+    """The script asked for the update: what this virtual worker does to buffers and random streams from here on is its own."""
     header: Header | None = None
     """The exchange is finished and this was agreed."""
 
@@ -102,6 +105,7 @@ class Job:
         schedule = Schedule(receipt_every=settings.receipt_every, every_step=launch.record_states)
         self._keeper = Keeper(group, journal, schedule, self.capture)
         self._watch: Watch | None = None
+        self._strangers: RemovableHandle | None = None
         self._step = 0
         self._epoch = 0
         self._num_epochs: int | None = None
@@ -110,9 +114,12 @@ class Job:
         self._pass: Loader | None = None
         self._turn: Turn | None = None
         self._unsettled: Loader | None = None
+        self._left_inside: int | None = None
+        """The virtual worker in whose turn the loop was left, where that was the middle of a step."""
+        self._stopped_in_pass = False
         self._finished_at: int | None = None
         self._stepped: set[int] = set()
-        self._finite: torch.Tensor | bool = True
+        self._finite = FiniteCheck(settings.nan, may_lag=group.size == 1 and engine.device.type == "cuda")
 
     # -- what a script may ask ------------------------------------------------------------------------------------------
 
@@ -166,9 +173,13 @@ class Job:
     def wrap(self, *owners: T) -> Any:
         """Make models, optimizers, schedulers and scalers the job's; returns the same objects, one or a tuple."""
         if not owners:
-            raise UsageError("job.wrap() was called without objects: pass the model, the optimizer and what goes with them")
+            raise UsageError(
+                "job.wrap() was called without objects: pass the model, the optimizer and what goes with them"
+            )
         if self._prepared:
-            raise UsageError("job.wrap was called after the training loop began: wrap everything before job.epochs(...)")
+            raise UsageError(
+                "job.wrap was called after the training loop began: wrap everything before job.epochs(...)"
+            )
         wrapped = tuple(self._wrap_one(owner) for owner in owners)
         return wrapped[0] if len(wrapped) == 1 else wrapped
 
@@ -191,7 +202,9 @@ class Job:
         """Keep another object's state with the job's; its methods named in `once` take effect once per step."""
         state.check_registered(name, owner, self._parts.registered)
         if self._prepared:
-            raise UsageError(f"job.register({name!r}, ...) was called after the training loop began: register it before")
+            raise UsageError(
+                f"job.register({name!r}, ...) was called after the training loop began: register it before"
+            )
         self._parts.registered[name] = owner  # type: ignore[assignment]  # checked above
         gates.gate_methods(owner, once, self)
         return owner
@@ -212,6 +225,8 @@ class Job:
         (as DistributedSampler does; with order ddp the default) or `drop`. Other options are DataLoader's: num_workers,
         collate_fn, pin_memory, prefetch_factor, timeout, worker_init_fn, multiprocessing_context.
         """
+        if self._prepared:
+            raise UsageError("job.loader was called after the training loop began: make loaders before job.epochs(...)")
         if uneven is None:
             uneven = "drop" if drop_last else "exact" if self.settings.order == "tree" else "pad"
         plan = EpochPlan(dataset_length(dataset), self.virtual_workers, batch_size, uneven)
@@ -241,8 +256,8 @@ class Job:
         try:
             while self._epoch < count and not self.stopping:
                 yield self._epoch
+                self._epoch += 1  # first: what a `break` left open is stored now, and goes on with the next epoch
                 self._settle()
-                self._epoch += 1
         finally:
             self._in_epochs = False
         self._finish()
@@ -250,15 +265,13 @@ class Job:
     def backward(self, loss: torch.Tensor, *, more: bool = False) -> None:
         """Run the backward pass of this virtual worker's loss; `more=True` if another one of the same batch follows."""
         turn = self._check_backward(loss)
-        if self.settings.nan != "ignore":
-            self._note_finite(loss)
-        self._engine.reducer.before(turn.rank, first=not turn.begun, final=not more)
+        self._finite.note(loss)
+        self._engine.begin_backward(self._step, turn.rank, first=not turn.begun, final=not more)
         turn.begun = True
         if turn.weight != 0.0:  # a batch of padding alone counts for nothing
             self._engine.backward(loss, turn.weight)
-        if not more:
-            self._engine.reducer.after(turn.rank)
-            turn.folded = True
+        self._engine.end_backward(turn.rank, final=not more)
+        turn.folded = not more
 
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor] | float, max_norm: float | None = None, **options: Any
@@ -272,22 +285,28 @@ class Job:
                 raise UsageError("job.clip_grad_norm_ needs max_norm: clip_grad_norm_(model.parameters(), 1.0)")
             parameters, max_norm = [p for _, p in state.named_parameters(self._parts.models)], float(parameters)
         assert not isinstance(parameters, int | float)
-        if not self.acts_now():
+        if not self.reach_update("job.clip_grad_norm_()"):
             return None
-        self.need_gradients("job.clip_grad_norm_()")
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, **options)
 
     def log(self, **values: torch.Tensor | float | None) -> None:
         """Log values of this virtual worker; their mean over all virtual workers goes to metrics.jsonl and the display."""
         if self._turn is None:
-            raise UsageError("job.log was called outside a step: log values of a batch inside the loop over job.loader(...)")
+            raise UsageError(
+                "job.log was called outside a step: log values of a batch inside the loop over job.loader(...)"
+            )
         self._metrics.add(self._step, self._epoch, self._turn.rank, self._turn.weight, values)
 
     def save(self) -> None:
         """Store a checkpoint now, between epochs, whatever the schedule."""
         if self._turn is not None:
-            raise UsageError("job.save was called inside a step: call it between epochs, or use job.checkpoint(every=...)")
-        self._keeper.store_now(self._step)
+            raise UsageError(
+                "job.save was called inside a step: call it between epochs, or use job.checkpoint(every=...)"
+            )
+        self._settle()
+        ended = all(loader.cursor >= loader.plan.cursor(self._epoch + 1) for loader in self._loaders)
+        # A job that goes on from here does not run the end of this epoch again.
+        self._keeper.store_now(self._step, {"epoch": self._epoch + 1} if self._in_epochs and ended else {})
 
     # -- gates.Turnstile ------------------------------------------------------------------------------------------------
 
@@ -299,22 +318,28 @@ class Job:
         """Whether gradients of the step in progress must survive a `zero_grad`."""
         return self._turn is not None and not self._stepped
 
-    def need_gradients(self, caller: str) -> None:
-        """Finish the exchange: from here on `.grad` is the job's, and buffers and random streams are everybody's."""
+    def reach_update(self, caller: str) -> bool:
+        """End this virtual worker's part of the step; for the last one finish the exchange, and True.
+
+        From then on `.grad` is the job's, and buffers and random streams are everybody's.
+        """
         turn = self._turn
         if turn is None or turn.header is not None:
-            return
+            return True
         if not turn.folded:
-            raise UsageError(f"{caller} was called before job.backward(loss) for virtual worker {turn.rank} of step {self._step}")
-        self._end_context(turn)
-        turn.header = self._engine.finish(self._step, finite=bool(self._finite))
-        if not turn.header.finite and self.settings.nan == "raise":
-            raise NonFiniteLoss(
-                f"a loss of step {self._step} is NaN or infinite: find its cause, or choose melodeon.join(nan='skip') to leave such "
-                "steps out or nan='ignore'"
+            raise UsageError(
+                f"{caller} was called before job.backward(loss) for virtual worker {turn.rank} of step {self._step}"
             )
+        self._end_context(turn)
+        if not turn.last:
+            return False
+        finite = self._finite.verdict(self._step)
+        turn.header = self._engine.finish(self._step, finite=finite, skip=self.settings.nan == "skip")
+        if not turn.header.finite:
+            self._finite.found(self._step)
         if self._watch is not None:
             self._watch.commit(self._step)
+        return True
 
     def begin_update(self, optimizer: torch.optim.Optimizer) -> bool:
         """Note that the optimizer steps; False if the step's update is skipped."""
@@ -339,9 +364,13 @@ class Job:
     def begin_pass(self, loader: Loader) -> int:
         """A loader's iteration begins; returns the epoch."""
         if not self._in_epochs:
-            raise UsageError("the loader was iterated outside job.epochs(...): write `for epoch in job.epochs(n): for batch in loader:`")
+            raise UsageError(
+                "the loader was iterated outside job.epochs(...): write `for epoch in job.epochs(n): for batch in loader:`"
+            )
         if self._pass is not None:
-            raise UsageError("two loaders of one job were iterated at once: finish one loop before the next, or join the datasets")
+            raise UsageError(
+                "two loaders of one job were iterated at once: finish one loop before the next, or join the datasets"
+            )
         self._settle()
         self._pass = loader
         loader.enter_epoch(self._epoch)
@@ -354,7 +383,6 @@ class Job:
         """A virtual worker's turn begins."""
         if rank == self.ranks[0]:
             self._stepped.clear()
-            self._finite = True
             self._engine.begin_step()
         self._turn = Turn(rank, weight, last=rank == self.ranks[-1])
         self._engine.enter(self._step, rank)
@@ -384,18 +412,26 @@ class Job:
         turn, self._turn, self._pass = self._turn, None, None
         if turn is None:
             return
-        if self._watch is not None:
+        if self._watch is not None and (not turn.ended or turn.header is not None):
             self._watch.leave()
         if turn.last and self._stepped:
             self._unsettled = loader
         else:
+            if turn.begun or turn.rank != self.ranks[0]:
+                self._left_inside = turn.rank
             self._stepped.clear()
+            self._finite.drop()
             self._engine.reducer.abandon()
             self._metrics.forget(self._step)
             self._engine.outside(self._step)
 
     def _settle(self) -> None:
-        """The script goes on after a `break`: the step it was in is complete."""
+        """The script goes on after a `break`: the step it was in must be complete, or not begun."""
+        if self._left_inside is not None:
+            raise UsageError(
+                f"the loop was left inside step {self._step}, at virtual worker {self._left_inside}, where other workers may not "
+                "stand: leave it after optimizer.step() and under `if job.committed:`, or before the step's first job.backward"
+            )
         loader, self._unsettled = self._unsettled, None
         if loader is not None:
             self.boundary(loader)
@@ -406,6 +442,7 @@ class Job:
         loader.cursor += 1
         self._stepped.clear()
         self._step += 1
+        self._stopped_in_pass = self.stopping and self._pass is not None
         self._metrics.boundary(self._step)
         end_of_epoch = loader.cursor == loader.plan.cursor(self._epoch + 1)
         if end_of_epoch:
@@ -424,6 +461,7 @@ class Job:
 
     def capture(self) -> dict[str, Any]:
         """Everything that the next step depends on, sharing memory with the user's objects."""
+        self._finite.catch_up()
         return {
             "step": self._step,
             "epoch": self._epoch,
@@ -449,6 +487,8 @@ class Job:
             loader.close()
         if self._watch is not None:
             self._watch.close()
+        if self._strangers is not None:
+            self._strangers.remove()
         self._engine.close()
         self._journal.close()
 
@@ -462,14 +502,21 @@ class Job:
         self._prepared = True
         settings = self.settings
         definition = Definition(
-            {"virtual_workers": settings.virtual_workers, "seed": settings.seed, "order": settings.order, "nan": settings.nan}
+            {
+                "virtual_workers": settings.virtual_workers,
+                "seed": settings.seed,
+                "order": settings.order,
+                "nan": settings.nan,
+            }
         ).with_values(**self._facts, **wrapping.describe(self._parts))
         self._engine.prepare(self._parts)
         self._keeper.definition = definition
         self._journal.define(definition)
         self._watch = Watch.make(self._launch, self._journal.folder, self._parts.models)
+        self._strangers = wrapping.refuse_strangers(self._parts, lambda: self._turn is not None, lambda: self.committed)
         if self._launch.resume and (found := self._keeper.find()) is not None:
             self.restore(found.state)
+            self._keeper.check_restored(found)
             self._journal.note(f"resumed from {found.path} at step {self._step}")
         steps = [loader.plan.steps_per_epoch for loader in self._loaders]
         total = num_epochs * max(steps, default=0)
@@ -484,11 +531,16 @@ class Job:
     def _finish(self) -> None:
         self._finished_at = self._step
         self._metrics.flush()
-        digest = self._keeper.finish(self._step)
+        # Stopped by the launcher, the script has since run the end of an epoch that may not be over: the state of the last
+        # boundary is the one to go on from.
+        digest = self._keeper.finish(self._step, store=not self._stopped_in_pass)
         self._journal.event("step", step=self._step, epoch=self._epoch, metrics=dict(self._metrics.latest))
         self._journal.event("end", step=self._step, digest=digest)
 
     def _end_context(self, turn: Turn) -> None:
+        if turn.ended:
+            return
+        turn.ended = True
         if self._watch is not None:
             self._watch.leave()
         self._engine.leave(turn.rank)
@@ -504,9 +556,7 @@ class Job:
             )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise UsageError(f"job.backward needs one number, a scalar loss, and was given {shape}: reduce it with .mean()")
+            raise UsageError(
+                f"job.backward needs one number, a scalar loss, and was given {shape}: reduce it with .mean()"
+            )
         return turn
-
-    def _note_finite(self, loss: torch.Tensor) -> None:
-        ok = torch.isfinite(loss.detach())
-        self._finite = bool(ok) and bool(self._finite) if loss.device.type == "cpu" else ok & self._finite

@@ -20,8 +20,9 @@ from melodeon.runtime import determinism as levels
 from melodeon.runtime import lifeline
 from melodeon.runtime.engine import Engine
 from melodeon.runtime.feed import lost_loader_process
+from melodeon.runtime.finite import NanPolicy
 from melodeon.runtime.group import Group
-from melodeon.runtime.job import Job, NanPolicy, Order, Settings
+from melodeon.runtime.job import Job, Order, Settings
 from melodeon.runtime.journal import Journal
 from melodeon.runtime.random_streams import seed_all
 from melodeon.runtime.stock import StockEngine
@@ -45,27 +46,30 @@ def join(
     `virtual_workers`, `seed`, `order`, `determinism` and `threads` define the result; how many workers share the job does not.
     """
     launch = Launch.from_env(os.environ) or Launch()
+    journal = Journal(launch)
+    hook = _ErrorHook(journal, launch)  # first of all: from here on an error ends the process with one sentence
     settings = _settings(
-        launch, virtual_workers, seed, order, nan, log_every, receipt_every, find_unused_parameters=find_unused_parameters
+        launch,
+        virtual_workers,
+        seed,
+        order,
+        nan,
+        log_every,
+        receipt_every,
+        find_unused_parameters=find_unused_parameters,
     )
     if launch.lifeline_fd is not None:
         lifeline.watch(launch.lifeline_fd)
-    journal = Journal(launch)
-    hook = _ErrorHook(journal, launch)
-    try:
-        assignment = _assignment(launch, virtual_workers)
-        where = _device(device, launch.worker)
-        asked = launch.threads if launch.threads is not None else threads
-        facts = levels.apply(determinism, asked, launched_level=launch.determinism, device=str(where))
-        seed_all(settings.seed, where)
-        group = Group.connect(launch)
-        make = StockEngine if launch.engine == "stock-ddp" else Engine
-        engine = make(
-            group, assignment, where, seed=settings.seed, order=settings.order, find_unused=find_unused_parameters
-        )
-    except MelodeonError as error:
-        hook.tell(error)
-        raise
+    assignment = _assignment(launch, virtual_workers)
+    where = _device(device, launch.worker)
+    asked = launch.threads if launch.threads is not None else threads
+    facts = levels.apply(determinism, asked, launched_level=launch.determinism, device=str(where))
+    seed_all(settings.seed, where)
+    group = Group.connect(launch)
+    make = StockEngine if launch.engine == "stock-ddp" else Engine
+    engine = make(
+        group, assignment, where, seed=settings.seed, order=settings.order, find_unused=find_unused_parameters
+    )
     job = Job(settings, launch, group, assignment, engine, journal, facts)
     hook.job = job
     atexit.register(job.close)
@@ -97,7 +101,9 @@ def _settings(
         raise UsageError(f"seed={seed!r} must be a whole number from 0 to 2**63 - 1")
     chosen = launch.order or order
     if chosen not in get_args(Order):
-        raise UsageError(f"order={chosen!r} is not known: use 'tree' (the default) or 'ddp' (as DistributedDataParallel sums)")
+        raise UsageError(
+            f"order={chosen!r} is not known: use 'tree' (the default) or 'ddp' (as DistributedDataParallel sums)"
+        )
     if nan not in get_args(NanPolicy):
         raise UsageError(f"nan={nan!r} is not known: use 'raise' (stop), 'skip' (leave the update out) or 'ignore'")
     for name, value in (("log_every", log_every), ("receipt_every", receipt_every)):

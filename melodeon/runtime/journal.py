@@ -8,6 +8,7 @@ import json
 import os
 import time
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,10 +28,16 @@ class Journal:
         self._worker = launch.worker
         self._record_states = launch.record_states
         self._event_fd = launch.event_fd
-        self.folder = Path(launch.run_dir) if launch.run_dir else _new_folder(Path(launch.runs_root), launch)
+        self._launch = launch
         self._files: dict[str, IO[str]] = {}
         self._receipt: Receipt | None = None
         self._shown_at = 0.0
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run's folder; without a launcher it is made when it is first asked for, so not by a script that cannot start."""
+        launch = self._launch
+        return Path(launch.run_dir) if launch.run_dir else _new_folder(Path(launch.runs_root), launch)
 
     def event(self, kind: str, **fields: object) -> None:
         """Tell the launcher, in one line."""
@@ -42,10 +49,12 @@ class Journal:
                 self._event_fd = None
 
     def note(self, text: str) -> None:
-        """One sentence for the person: through the launcher, or on stderr without one."""
+        """One sentence for the person, said by worker 0: through the launcher, or on stderr without one."""
+        if not self._main:
+            return
         if self._event_fd is not None:
             self.event("note", text=text)
-        elif self._main:
+        else:
             os.write(2, f"melodeon: {text}\n".encode())
 
     def define(self, definition: Definition) -> None:

@@ -5,7 +5,7 @@ run stops there rather than train on.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class Schedule:
     """How often the state is digested."""
 
     receipt_every: int | None
-    """Steps between entries of the receipt; None: at the end of every epoch."""
+    """Steps between entries of the receipt; None: at the end of every epoch; 0: only at the end of the run."""
     every_step: bool
     """Record every tensor's digest at every step."""
 
@@ -32,7 +32,9 @@ class Schedule:
 class Keeper:
     """Digests and stores what `capture()` returns."""
 
-    def __init__(self, group: Group, journal: Journal, schedule: Schedule, capture: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, group: Group, journal: Journal, schedule: Schedule, capture: Callable[[], dict[str, Any]]
+    ) -> None:
         self._group = group
         self._journal = journal
         self._schedule = schedule
@@ -79,11 +81,22 @@ class Keeper:
             )
         return found
 
+    def check_restored(self, found: Checkpoint) -> None:
+        """Refuse to go on unless the script's objects now hold what the checkpoint holds, to the bit."""
+        stored, now = _digest(found.state).leaves, _digest(self._capture()).leaves
+        differing = [name for name in dict.fromkeys([*stored, *now]) if stored.get(name) != now.get(name)]
+        if differing:
+            raise CheckpointError(
+                f"{len(differing)} values of {found.path.name} came back changed from load_state_dict(), the first is "
+                f"{differing[0]}: its owner must take back what its state_dict() gave, in the same type"
+            )
+
     def boundary(self, step: int, *, end_of_epoch: bool, last: bool) -> None:
         """A step is finished."""
         every = self._schedule.receipt_every
-        digest_now = self._schedule.every_step or last or (end_of_epoch if not every else step % every == 0)
-        store_now = self._folder is not None and step % self._every == 0
+        due = end_of_epoch if every is None else every > 0 and step % every == 0
+        digest_now = self._schedule.every_step or last or due
+        store_now = self._folder is not None and (last or step % self._every == 0)
         if digest_now or store_now:
             state = self._capture()
             if digest_now:
@@ -91,36 +104,42 @@ class Keeper:
             if store_now:
                 self._store(step, state)
 
-    def finish(self, step: int) -> str | None:
-        """The run is over: a last entry, a last checkpoint; returns the digest of the end."""
+    def finish(self, step: int, *, store: bool) -> str | None:
+        """The run is over: a last entry, and with `store` a last checkpoint; returns the digest of the end."""
         state = self._capture()
         if self._digest is None or self._digest[0] != step:
             self._record(step, state)
-        if self._folder is not None:
+        elif store:  # the script has run the end of its last epoch since
+            self._digest = (step, self._agree(step, state))
+        if self._folder is not None and store:
             self._store(step, state)
         if self._writer is not None:
             self._writer.wait()
         return self._digest[1].root if self._digest is not None else None
 
-    def store_now(self, step: int) -> None:
-        """Write a checkpoint at this boundary, whatever the schedule."""
+    def store_now(self, step: int, changes: Mapping[str, Any]) -> None:
+        """Write a checkpoint at this boundary, whatever the schedule, with some values of the state changed."""
         if self._folder is None:
             raise UsageError("there is no checkpoint folder: call job.checkpoint(folder, every=...) first")
-        self._store(step, self._capture())
+        self._store(step, {**self._capture(), **changes})
 
     def _record(self, step: int, state: dict[str, Any]) -> None:
-        # How DDP cut its buckets follows from the run and is kept to go on with it; it is no part of the result.
-        digest = digest_state({name: part for name, part in state.items() if name != "arrival"})
+        self._digest = (step, self._agree(step, state))
+        self._journal.digest(*self._digest)
+
+    def _agree(self, step: int, state: dict[str, Any]) -> StateDigest:
+        digest = _digest(state)
         roots = [body.decode() for body in self._group.gather_bytes(digest.root.encode())]
         if len(set(roots)) > 1:
             raise self._drifted(step, digest)
-        self._digest = (step, digest)
-        self._journal.digest(step, digest)
+        return digest
 
     def _drifted(self, step: int, digest: StateDigest) -> NotBitwise:
         everyone = [json.loads(body) for body in self._group.gather_bytes(json.dumps(digest.leaves).encode())]
         for worker, leaves in enumerate(everyone):
-            differing = [name for name in dict.fromkeys([*everyone[0], *leaves]) if everyone[0].get(name) != leaves.get(name)]
+            differing = [
+                name for name in dict.fromkeys([*everyone[0], *leaves]) if everyone[0].get(name) != leaves.get(name)
+            ]
             if differing:
                 break
         return NotBitwise(
@@ -134,3 +153,8 @@ class Keeper:
             assert self._folder is not None
             self._journal.event("checkpoint", step=step, path=str(self._folder.path))
         self._stored = step
+
+
+def _digest(state: Mapping[str, Any]) -> StateDigest:
+    # How DDP cut its buckets follows from the run and is kept to go on with it; it is no part of the result.
+    return digest_state({name: part for name, part in state.items() if name != "arrival"})

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from melodeon.runtime.folds import Fold
-from melodeon.runtime.group import Group, peer_errors
+from melodeon.runtime.group import Group
 
 _ALIGN = 16
 
@@ -90,14 +89,13 @@ class GlooLane:
 
     def reduce(self) -> None:
         """Each row's slices to their owners, fold, the sums back to everybody."""
-        with peer_errors("exchanging gradients"):
-            landed = [self._send_row(turn) for turn in range(len(self._landing))]
-            mine = [landed[turn][worker] for worker, count in enumerate(self._counts) for turn in range(count)]
-            low, high = self._slices[self._group.rank]
-            for start, stop in self._fold.pieces(low, high, blocked=True):
-                total = self._fold.apply([row[start - low : stop - low] for row in mine], start)
-                _assign(self.rows[0][start:stop], total)
-            self._spread()
+        landed = [self._send_row(turn) for turn in range(len(self._landing))]
+        mine = [landed[turn][worker] for worker, count in enumerate(self._counts) for turn in range(count)]
+        low, high = self._slices[self._group.rank]
+        for start, stop in self._fold.pieces(low, high, blocked=True):
+            total = self._fold.apply([row[start - low : stop - low] for row in mine], start)
+            _assign(self.rows[0][start:stop], total)
+        self._spread()
 
     def _send_row(self, turn: int) -> Sequence[torch.Tensor]:
         landing, take = self._landing[turn], self._takes[turn]
@@ -105,33 +103,24 @@ class GlooLane:
         source = self.rows[min(turn, len(self.rows) - 1)]
         if len(self.rows) <= turn:
             source, give = source[:0], [0] * self._group.size
-        self._group.process_group.alltoall_base(landing, source, take, give).wait()
-        return landing.split(take)
+        self._group.all_to_all(landing, source, take, give)
+        return torch.split(landing, take)
 
     def _spread(self) -> None:
-        works = []
-        for worker, (low, high) in enumerate(self._slices):
-            if low < high:
-                options = dist.BroadcastOptions()
-                options.rootRank, options.rootTensor = worker, 0
-                works.append(self._group.process_group.broadcast([self.rows[0][low:high]], options))
-        for work in works:
-            work.wait()
+        own = [(self.rows[0][low:high], worker) for worker, (low, high) in enumerate(self._slices) if low < high]
+        self._group.broadcast_all(own)
 
 
 class AllReduceLane:
-    """gloo's own all_reduce, for the cases in which its order is the fold's: two equal halves, or V workers in `ddp`."""
+    """gloo's own all_reduce, where its order is the fold's: between two halves of the tree, or V workers in `ddp`."""
 
     def __init__(self, group: Group, row: torch.Tensor) -> None:
-        self.rows = [row]
+        self.rows: Sequence[torch.Tensor] = [row]
         self._group = group
 
     def reduce(self) -> None:
         """Sum in place."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
-        with peer_errors("exchanging gradients"):
-            self._group.process_group.allreduce([self.rows[0]], options).wait()
+        self._group.all_reduce(self.rows[0])
 
 
 def _assign(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from melodeon.core import tree
+from melodeon.core.errors import UsageError
 from melodeon.runtime.group import Group
 
 Row = dict[str, float | int]
@@ -26,12 +27,14 @@ class Metrics:
         self._epochs: dict[int, int] = {}
         self.latest: Mapping[str, float | int] = {}
 
-    def add(self, step: int, epoch: int, rank: int, weight: float, values: Mapping[str, torch.Tensor | float | None]) -> None:
+    def add(
+        self, step: int, epoch: int, rank: int, weight: float, values: Mapping[str, torch.Tensor | float | None]
+    ) -> None:
         """What virtual worker `rank` says in `step`; None says nothing; a second value replaces the first."""
         self._epochs[step] = epoch
         for name, value in values.items():
             if value is not None:
-                kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
+                kept = _number(name, value)
                 self._values.setdefault(step, {}).setdefault(name, {})[rank] = (weight, kept)
 
     def forget(self, step: int) -> None:
@@ -65,6 +68,21 @@ class Metrics:
             self.latest = row
             self._emit(row)
         self._epochs = {}
+
+
+def _number(name: str, value: object) -> torch.Tensor | float:
+    """One number, kept as it is now: the script may go on to write to the tensor that it logged."""
+    if name in ("step", "epoch"):
+        raise UsageError(f"job.log({name}=...) is the name of a column that every row has: choose another name")
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.detach().clone()
+    try:
+        return float(value)  # type: ignore[arg-type]  # what has no number says so
+    except (TypeError, ValueError, RuntimeError):
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else repr(value)
+        raise UsageError(
+            f"job.log({name}=...) was given {shape}: log one number a virtual worker, such as x.mean()"
+        ) from None
 
 
 def mean(values: Mapping[int, tuple[float, float]], virtual_workers: int) -> float:

@@ -52,7 +52,8 @@ class Generators:
         hashed = hashlib.blake2b(repr(self.python).encode(), digest_size=8)
         hashed.update(self.torch_cpu.numpy().tobytes())
         if self.numpy is not None:
-            hashed.update(self.numpy["state"]["key"].tobytes() + str(self.numpy["state"]["pos"]).encode())
+            key, *rest = _numpy_values(self.numpy)
+            hashed.update(key.tobytes() + repr(rest).encode())
         if self.device is not None:
             hashed.update(self.device.numpy().tobytes())
         return int.from_bytes(hashed.digest(), "little") >> 2
@@ -101,7 +102,14 @@ class Generators:
 def _same_numpy(a: dict[str, Any] | None, b: dict[str, Any] | None) -> bool:
     if a is None or b is None:
         return a is b
-    return bool((a["state"]["key"] == b["state"]["key"]).all()) and a["state"]["pos"] == b["state"]["pos"]
+    (key_a, *rest_a), (key_b, *rest_b) = _numpy_values(a), _numpy_values(b)
+    return bool((key_a == key_b).all()) and rest_a == rest_b
+
+
+def _numpy_values(state: dict[str, Any]) -> tuple[Any, int, int, float]:
+    """Key, position, and the second normal number of a pair, which waits to be handed out without moving the position."""
+    has_gauss = int(state["has_gauss"])
+    return state["state"]["key"], int(state["state"]["pos"]), has_gauss, float(state["gauss"]) if has_gauss else 0.0
 
 
 def _from_hex(text: str) -> torch.Tensor:

@@ -14,14 +14,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError
 from melodeon.runtime.arena import map_segments
 from melodeon.runtime.buckets import Bucket
 from melodeon.runtime.folds import Fold
-from melodeon.runtime.group import Group, peer_errors
+from melodeon.runtime.group import Group
 from melodeon.runtime.lanes import AllReduceLane, AloneLane, GlooLane, Lane, SharedLane
 
 
@@ -58,9 +58,11 @@ class Reducer(ABC):
         self._armed = False
         self._jobs: list[Future[None]] = []
         self._thread: ThreadPoolExecutor | None = None
-        self._hooks = [
-            param.register_post_accumulate_grad_hook(self._hook(index)) for index, param in enumerate(self.params)
-        ] if self._needs_hooks() else []  # fmt: skip
+        self._hooks: list[RemovableHandle] = []
+        if self._needs_hooks():
+            for index, param in enumerate(self.params):
+                handle = param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+                self._hooks.append(handle)
 
     def close(self) -> None:
         """Take the hooks off and end the thread."""
@@ -119,7 +121,9 @@ class Reducer(ABC):
         else:
             self._lanes = [self._socket_lane(bucket, counts, fold(bucket)) for bucket in buckets]
         self._device_rows = [
-            _new_rows(bucket, counts[self.group.rank], bucket.device) if bucket.device.type != "cpu" else list(lane.rows)
+            _new_rows(bucket, counts[self.group.rank], bucket.device)
+            if bucket.device.type != "cpu"
+            else list(lane.rows)
             for bucket, lane in zip(buckets, self._lanes, strict=True)
         ]
 
@@ -171,7 +175,7 @@ class Reducer(ABC):
             return
         ready = None
         if self._buckets[number].device.type == "cuda":
-            ready = torch.cuda.Event()
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
         self._jobs.append(self._thread.submit(self._carry, number, ready))
 
@@ -210,10 +214,7 @@ class Reducer(ABC):
 
     def _exchange_header(self, mine: Sequence[int]) -> Header:
         vector = torch.tensor(mine, dtype=torch.int64)
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
-        with peer_errors("agreeing on the step"):
-            self.group.process_group.allreduce([vector], options).wait()
+        self.group.all_reduce(vector, maximum=True)
         *flags, not_finite, largest, smallest, buffer_bytes = vector.tolist()
         agreed = largest == -smallest and largest >= 0
         return Header(tuple(bool(flag) for flag in flags), not not_finite, agreed, buffer_bytes)

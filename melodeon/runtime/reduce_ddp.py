@@ -106,6 +106,11 @@ class DdpReducer(Reducer):
 
     def _deliver(self, header: Header) -> None:
         super()._deliver(header)
+        for param in self.params:
+            # DDP packs without gaps, and CUDA's reductions (a gradient's norm) add in another order where memory is not
+            # aligned: hand out gradients in memory of their own, as DDP does.
+            if param.grad is not None and param.grad.device.type == "cuda":
+                param.grad = param.grad.clone()
         if self.arrival is None and not self._find_unused:
             self._rebuild()
 

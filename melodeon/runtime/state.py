@@ -57,6 +57,7 @@ def capture(parts: Parts) -> dict[str, Any]:
     return {
         "models": {str(i): bare(model).state_dict() for i, model in enumerate(parts.models)},
         "buffers": {str(i): _unsaved_buffers(bare(model)) for i, model in enumerate(parts.models)},
+        "frozen": [name for name, param in named_parameters(parts.models) if not param.requires_grad],
         "optimizers": {str(i): optimizer.state_dict() for i, optimizer in enumerate(parts.optimizers)},
         "schedulers": {str(i): scheduler.state_dict() for i, scheduler in enumerate(parts.schedulers)},
         "scalers": {str(i): scaler.state_dict() for i, scaler in enumerate(parts.scalers)},
@@ -85,8 +86,13 @@ def restore(parts: Parts, state: Mapping[str, Any]) -> None:
                 owner.load_state_dict(stored[name])
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 reason = " ".join(str(error).split())[:300]
-                raise CheckpointError(f"{kind} {name!r} of the checkpoint does not fit the script's: {reason}") from error
+                raise CheckpointError(
+                    f"{kind} {name!r} of the checkpoint does not fit the script's: {reason}"
+                ) from error
     _restore_buffers(parts, state.get("buffers", {}))
+    frozen = set(state.get("frozen", ()))
+    for name, param in named_parameters(parts.models):
+        param.requires_grad_(name not in frozen)
 
 
 def check_registered(name: str, owner: object, taken: Mapping[str, object]) -> None:
@@ -94,7 +100,9 @@ def check_registered(name: str, owner: object, taken: Mapping[str, object]) -> N
     if not isinstance(name, str) or not name:
         raise UsageError(f"job.register({name!r}, ...) needs a name, such as 'ema'")
     if name in taken:
-        raise UsageError(f"job.register({name!r}, ...) was called before: every registered object needs a name of its own")
+        raise UsageError(
+            f"job.register({name!r}, ...) was called before: every registered object needs a name of its own"
+        )
     missing = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(owner, method, None))]
     if missing:
         raise UsageError(

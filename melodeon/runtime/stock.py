@@ -1,9 +1,11 @@
-"""The same script on unmodified PyTorch: DistributedDataParallel, DistributedSampler and DataLoader, one process per virtual worker.
+"""The same script on unmodified PyTorch: DistributedDataParallel, DistributedSampler, DataLoader, one process per rank.
 
-This is the reference that `order="ddp"` is held against. Nothing of Melodeon touches gradients, buffers, random numbers or data here;
-it counts the steps and reads the state. A stock run's state is rank 0's: the others keep buffers of their own until the next
-forward pass overwrites them.
+This is the reference that `order="ddp"` is held against. Nothing of Melodeon touches gradients, buffers, random numbers
+or data here; it counts the steps and reads the state. A stock run's state is rank 0's: the others keep buffers of their
+own until the next forward pass overwrites them.
 """
+
+# ruff: noqa: ARG002 - the engine that does nothing takes what the others need
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -39,16 +42,19 @@ class StockEngine(Engine):
         super().__init__(group, assignment, device, seed=seed, order=order, find_unused=find_unused)
         if group.size != assignment.virtual_workers:
             raise UsageError(
-                f"stock DistributedDataParallel runs one process per rank: start {assignment.virtual_workers} workers, not {group.size}"
+                f"{group.size} workers cannot run stock DistributedDataParallel, which has one process per rank: "
+                f"start {assignment.virtual_workers}"
             )
-        self._seed = seed
 
     def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap the model as a stock script does."""
         if not dist.is_initialized():
-            store = dist.HashStore() if self._group.size == 1 else _store_of(self._group)
             dist.init_process_group(
-                "gloo", store=store, rank=self._group.rank, world_size=self._group.size, timeout=timedelta(seconds=TIMEOUT_S)
+                "gloo",
+                store=_meeting_place(self._group),
+                rank=self._group.rank,
+                world_size=self._group.size,
+                timeout=timedelta(seconds=TIMEOUT_S),
             )
         model = super().adopt(model)
         if not any(param.requires_grad for param in model.parameters()):
@@ -84,7 +90,7 @@ class StockEngine(Engine):
     def leave(self, rank: int) -> None:
         """Nothing to lay down."""
 
-    def finish(self, step: int, *, finite: bool) -> Header:
+    def finish(self, step: int, *, finite: bool, skip: bool) -> Header:
         """DDP has summed the gradients inside backward; whether a loss was not finite is agreed upon as ever."""
         everyone = self._group.gather_bytes(b"finite" if finite else b"")
         return Header((), all(everyone), True, 0)
@@ -109,7 +115,8 @@ class StockEngine(Engine):
             return
         message = torch.cat(parts)
         self._group.broadcast(message, 0)
-        for (owner, name), body in zip(places, message.split([part.numel() for part in parts]), strict=True):
+        bodies = torch.split_with_sizes(message, [part.numel() for part in parts])
+        for (owner, name), body in zip(places, bodies, strict=True):
             like = owner[name]
             owner[name] = body.clone().view(like.dtype).view(like.shape)
 
@@ -137,8 +144,8 @@ class _NoReducer(Reducer):
     def before(self, rank: int, *, first: bool, final: bool) -> None:
         if not final:
             raise UsageError(
-                "job.backward(more=True) has no counterpart in stock DistributedDataParallel, which sums in every backward: add "
-                "the losses and call job.backward once to compare with it"
+                "job.backward(more=True) has no counterpart in stock DistributedDataParallel, which sums in every "
+                "backward: add the losses and call job.backward once to compare with it"
             )
 
     def after(self, rank: int) -> None:
@@ -201,5 +208,5 @@ def _saved_buffers(model: torch.nn.Module) -> list[str]:
     return [name for name, _ in model.named_buffers(remove_duplicate=False) if name in saved]
 
 
-def _store_of(group: Group) -> dist.Store:
-    return dist.PrefixStore("stock-ddp/", group.store)
+def _meeting_place(group: Group) -> Store:
+    return HashStore() if group.store is None else PrefixStore("stock-ddp/", group.store)

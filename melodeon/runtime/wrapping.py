@@ -1,10 +1,12 @@
 """What `job.wrap(...)` accepts, and what must hold of it before the first step."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from melodeon.core.errors import DefinitionError, UsageError
 from melodeon.runtime.digest import digest_state
@@ -17,6 +19,8 @@ _Scaler = torch.amp.GradScaler
 
 def add(parts: Parts, owner: object) -> str:
     """Put an object where its kind belongs and return the kind; refuse what cannot be wrapped."""
+    if any(owner is known for known in (*parts.models, *parts.optimizers, *parts.schedulers, *parts.scalers)):
+        raise UsageError(f"job.wrap was given this {type(owner).__name__} before: wrap every object once")
     if isinstance(owner, torch.nn.Module):
         check_model(owner)
         parts.models.append(owner)
@@ -39,7 +43,9 @@ def add(parts: Parts, owner: object) -> str:
 def check_model(model: torch.nn.Module) -> None:
     """Refuse models whose result would depend on who runs what."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise UsageError("the model is wrapped in DistributedDataParallel: give job.wrap the bare model, it takes DDP's place")
+        raise UsageError(
+            "the model is wrapped in DistributedDataParallel: give job.wrap the bare model, it takes DDP's place"
+        )
     for name, child in bare(model).named_modules():
         if isinstance(child, torch.nn.SyncBatchNorm):
             raise UsageError(
@@ -47,7 +53,16 @@ def check_model(model: torch.nn.Module) -> None:
                 "BatchNorm, whose statistics are virtual rank 0's, or a norm without batch statistics such as GroupNorm"
             )
         if isinstance(child, torch.nn.Embedding | torch.nn.EmbeddingBag) and child.sparse:
-            raise UsageError(f"{name!r} makes sparse gradients, which have no fixed order of summation: use sparse=False")
+            raise UsageError(
+                f"{name!r} makes sparse gradients, which have no fixed order of summation: use sparse=False"
+            )
+        if getattr(child, "max_norm", None) is not None and isinstance(
+            child, torch.nn.Embedding | torch.nn.EmbeddingBag
+        ):
+            raise UsageError(
+                f"{name!r} has max_norm={child.max_norm}, which changes weights in every forward pass: use max_norm=None and "
+                "renormalise after optimizer.step(), under `if job.committed:`"
+            )
 
 
 def check_parts(parts: Parts, group: Group) -> None:
@@ -65,7 +80,48 @@ def check_parts(parts: Parts, group: Group) -> None:
                 f"optimizer {number} ({type(optimizer).__name__}) updates {len(strangers)} parameters, the first of shape "
                 f"{tuple(strangers[0].shape)}, that belong to no wrapped model: wrap the module that owns them too"
             )
+    check_schedulers(parts)
     check_same_model(parts.models, group)
+
+
+def check_schedulers(parts: Parts) -> None:
+    """A scheduler that is not the job's would step once per virtual worker, and be forgotten by checkpoints."""
+    for optimizer in parts.optimizers:
+        # PyTorch's schedulers leave this mark on the optimizer that they change.
+        if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            continue
+        held = [*parts.schedulers, *parts.registered.values()]
+        if not any(
+            getattr(found, "optimizer", None) is optimizer for one in held for found in (one, *_attributes(one))
+        ):
+            raise UsageError(
+                f"an LR scheduler of {type(optimizer).__name__} is not wrapped: pass it to job.wrap(...) too, so that it steps "
+                "once per step and is kept in checkpoints"
+            )
+
+
+def _attributes(owner: object) -> list[object]:
+    return list(getattr(owner, "__dict__", {}).values())
+
+
+def refuse_strangers(parts: Parts, in_step: Callable[[], bool], committed: Callable[[], bool]) -> RemovableHandle:
+    """From now on an optimizer that is not the job's must not step inside the loop: it would follow one worker's gradients."""
+    known = {id(param) for _, param in named_parameters(parts.models)}
+    ours = {id(optimizer) for optimizer in parts.optimizers}
+
+    def check(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        if not in_step() or id(optimizer) in ours:
+            return
+        inside = all(id(param) in known for entry in optimizer.param_groups for param in entry["params"])
+        if inside and committed():  # an optimizer inside one of ours
+            return
+        raise UsageError(
+            f"{type(optimizer).__name__} stepped inside the training loop and is not wrapped: pass it, and the model that it "
+            "updates, to job.wrap(...)"
+        )
+
+    handle: RemovableHandle = register_optimizer_step_pre_hook(check)
+    return handle
 
 
 def check_same_model(models: Sequence[torch.nn.Module], group: Group) -> None:

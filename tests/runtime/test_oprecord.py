@@ -386,3 +386,32 @@ def test_the_command_does_not_import_torch(tmp_path: Path) -> None:
     a = run_folder(tmp_path, "a")
     code = "import sys; from melodeon.cli.diff import diff; diff(*sys.argv[1:]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(a), str(a)], check=True, capture_output=True)
+
+
+SCRIPT = """
+import melodeon, torch
+from torch.nn import functional
+job = melodeon.join(virtual_workers=3, seed=0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
+model, optimizer = job.wrap(model, torch.optim.AdamW(model.parameters()))
+data = torch.utils.data.TensorDataset(torch.arange(96.0).view(24, 4), torch.zeros(24, dtype=torch.long))
+loader = job.loader(data, batch_size=4, shuffle=True)
+for epoch in job.epochs(1):
+    for x, y in loader:
+        job.backward(functional.cross_entropy(model(x), y))
+        job.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_job_records_the_same_operators_on_one_worker_and_on_two(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    for assignment in ("3", "1,2"):
+        options = ["--record-ops", "--quiet", "--assignment", assignment, "--name", assignment]
+        command = [sys.executable, "-m", "melodeon", "run", *options, "train.py"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    code, text = diff("3", "1,2", "--runs-root", tmp_path / ".melodeon" / "runs", "--json")
+    assert code == 0, text
+    # 2 steps of 3 virtual workers and a commit each; the sum of gradients between them is not recorded
+    assert json.loads(text)["compared"] > 100

@@ -1,0 +1,133 @@
+"""Summing a gradient over workers in the tree's order against gloo's all_reduce, on the same processes in one run.
+
+One virtual worker per worker, so each brings one row. Both ways of crossing are measured: shared memory (what workers of one
+host use) and sockets (what workers of different hosts use). The ratio is speed, ours over the peer's.
+
+    python benchmarks/exchange.py [--processes 2,4] [--mib 1,25,100]
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+import torch
+import torch.distributed as dist
+from _common import progress, report
+from torch import multiprocessing
+
+from melodeon.core.launch import Launch
+from melodeon.runtime.arena import map_segments
+from melodeon.runtime.folds import TreeFold
+from melodeon.runtime.group import Group
+from melodeon.runtime.lanes import AllReduceLane, GlooLane, Lane, SharedLane
+
+
+def lanes(group: Group, numel: int) -> dict[str, Lane]:
+    """The bucket's ways between the workers."""
+    fold = TreeFold([(rank, rank + 1) for rank in range(group.size)], group.size)
+    segments = map_segments(group, [numel * 4] * group.size)
+    assert segments is not None, "no shared memory"
+    shared = [[segment.view(torch.float32)] for segment in segments]
+    # With two halves the tree is one addition, which all_reduce does in place: the runtime takes it there.
+    sockets: Lane = (
+        AllReduceLane(group, torch.empty(numel))
+        if group.size == 2
+        else GlooLane(group, [torch.empty(numel)], [1] * group.size, fold)
+    )
+    return {"shared memory": SharedLane(group, shared, fold), "sockets": sockets}
+
+
+def work(rank: int, size: int, path: str, sizes: list[int], repeats: int) -> None:
+    """One process: measure every size, interleaved; process 0 prints."""
+    torch.set_num_threads(1)
+    group = Group.connect(Launch(worker=rank, num_workers=size, rendezvous=path))
+    for mib in sizes:
+        numel = mib << 18
+        gradient = torch.randn(numel, generator=torch.Generator().manual_seed(rank))
+        peer = torch.empty(numel)
+        ways = lanes(group, numel)
+        calls: dict[str, Callable[[], None]] = {"gloo": lambda peer=peer: group.all_reduce(peer)}
+        calls |= {name: lane.reduce for name, lane in ways.items()}
+        rows = {"gloo": peer, **{name: lane.rows[0] for name, lane in ways.items()}}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(repeats if mib > 1 else repeats * 5):
+            for name, call in calls.items():
+                rows[name].copy_(gradient)
+                group.barrier()
+                start = time.perf_counter()
+                call()
+                times[name].append(time.perf_counter() - start)
+        assert torch.equal(rows["shared memory"], rows["sockets"]), "the two ways disagree"
+        everyone = {name: _gather(group, found) for name, found in times.items()}
+        if rank == 0:
+            # A step waits for its slowest worker.
+            medians = {name: statistics.median(map(max, zip(*found, strict=True))) for name, found in everyone.items()}
+            print(json.dumps({"processes": size, "mib": mib, **{k: round(v * 1e3, 3) for k, v in medians.items()}}), flush=True)
+
+
+
+def _gather(group: Group, values: list[float]) -> list[list[float]]:
+    return [json.loads(body) for body in group.gather_bytes(json.dumps(values).encode())]
+
+
+def main() -> None:
+    """Start the processes for every count and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", default="2,4")
+    parser.add_argument("--mib", default="1,25,100")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    sizes = [int(text) for text in options.mib.split(",")]
+    cases = []
+    for size in (int(text) for text in options.processes.split(",")):
+        for row in _run(size, sizes, options.repeats):
+            for name in ("shared memory", "sockets"):
+                ratio = round(row["gloo"] / row[name], 3)
+                cases.append({**{k: row[k] for k in ("processes", "mib")}, "way": name, "ms": row[name], "gloo_ms": row["gloo"], "ratio": ratio})
+                progress(json.dumps(cases[-1]))
+    large = [case for case in cases if case["mib"] >= 25 and case["way"] == "shared memory"]
+    worst = min(large or cases, key=lambda case: case["ratio"])
+    report(
+        benchmark="exchange",
+        metric="speed of the tree-ordered exchange over gloo all_reduce, worst of the sizes from 25 MiB, one host",
+        value=worst["ms"],
+        peer="gloo all_reduce",
+        peer_value=worst["gloo_ms"],
+        ratio=worst["ratio"],
+        cases=cases,
+    )
+
+
+def _run(size: int, sizes: list[int], repeats: int) -> list[dict[str, float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "rows"
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=_redirected, args=(rank, size, folder, sizes, repeats, str(output))) for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit(f"a process of {size} failed")
+        return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def _redirected(rank: int, size: int, folder: str, sizes: list[int], repeats: int, output: str) -> None:
+    if rank == 0:
+        sys.stdout = open(output, "w")  # noqa: SIM115  # closed by the process's end
+    work(rank, size, str(Path(folder) / "meet"), sizes, repeats)
+    if rank == 0:
+        sys.stdout.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What commands that train share: the launch that their options describe, and what is said when a run fails."""
+
+import sys
+from pathlib import Path
+
+from melodeon.backends.runs import Report
+from melodeon.cli.checks import require_level, require_order, require_script, require_torch
+from melodeon.core.launch import Launch
+
+TAIL_LINES = 20
+"""How much of a failed worker's log is shown where its output was not."""
+
+
+def checked_launch(
+    script: str, *, determinism: str, threads: int | None, order: str | None, steps: int | None, runs_root: str
+) -> Launch:
+    """The launch that every worker of a run starts from, once everything that can be checked beforehand is."""
+    require_order(order)
+    require_script(script)
+    launch = Launch(
+        determinism=require_level(determinism), threads=threads, order=order, max_steps=steps, runs_root=runs_root
+    )
+    require_torch()
+    return launch
+
+
+def explain_failure(report: Report, *, shown: bool) -> None:
+    """Say on stderr why a run failed; `shown`: worker 0's output has been seen as it came."""
+    worker = report.outcome.worker
+    if worker is None:
+        print(f"error: {report.outcome.reason}", file=sys.stderr)
+        return
+    log = report.run_dir / f"worker-{worker}.log"
+    if worker != 0 or not shown:
+        for line in _tail(log):
+            print(f"[worker {worker}] {line}", file=sys.stderr)
+    print(f"error: {report.outcome.reason} (log: {log})", file=sys.stderr)
+
+
+def _tail(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-TAIL_LINES:]

@@ -1,0 +1,201 @@
+"""`melodeon verify` as a person runs it, on a small script that trains for real."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STEPS = 6
+"""Two epochs of 26 samples in batches of 3 for 3 virtual workers."""
+
+SCRIPT = """
+import argparse
+import torch
+import torch.nn.functional as F
+from torch import nn
+import melodeon
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--wrong-from", type=int)
+parser.add_argument("--fail", action="store_true")
+options = parser.parse_args()
+
+job = melodeon.join(virtual_workers=3, seed=options.seed)
+model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = job.wrap(model, optimizer)
+generator = torch.Generator().manual_seed(5)
+data = torch.utils.data.TensorDataset(
+    torch.randn(26, 6, generator=generator), torch.randint(0, 3, (26,), generator=generator)
+)
+loader = job.loader(data, batch_size=3, shuffle=True)
+job.checkpoint("checkpoints", every=2)
+for epoch in job.epochs(2):
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        if options.wrong_from is not None and job.step >= options.wrong_from:
+            loss = loss * (1 + job.num_workers)  # the mistake: the result depends on the workers
+        if options.fail and job.step == 2:
+            raise ValueError("a script of its own mind")
+        job.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    print("an epoch's own output")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def melodeon(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "melodeon", *args]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, env=dict(os.environ))
+
+
+def runs_in(folder: Path) -> list[str]:
+    root = folder / ".melodeon" / "runs"
+    return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+
+
+def test_any_number_of_workers_is_found_equal_and_nothing_is_left(folder: Path) -> None:
+    done = melodeon(folder, "verify", "train.py", "--workers", "1,2,3", "--steps", "9")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    table = [(line[0], line[1], line[-1]) for line in lines if line[0].isdigit()]
+    assert table[0] == ("1", "3", "reference")
+    assert sorted(table[1:3]) == [("2", "1,2", "yes"), ("2", "2,1", "yes")]
+    assert table[3:] == [("3", "1,1,1", "yes")]
+    assert len({line[3] for line in lines if line[0].isdigit()}) == 1
+    assert f"equal: 4 runs have the same state after each of {STEPS} steps" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "own output" not in done.stdout
+    assert runs_in(folder) == []
+    assert not (folder / "checkpoints").exists()
+
+
+def test_stock_ddp_is_found_equal(folder: Path) -> None:
+    done = melodeon(folder, "verify", "--against", "ddp", "--workers", "1", "--keep", "--json", "train.py")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["equal"], result["order"], result["reference"]) == (True, "ddp", "stock DDP")
+    assert [run["engine"] for run in result["runs"]] == ["melodeon", "stock-ddp"]
+    assert [run["steps"] for run in result["runs"]] == [STEPS, STEPS]
+    assert len({run["digest"] for run in result["runs"]}) == 1
+    assert [Path(run["run_dir"]).name for run in result["runs"]] == sorted(runs_in(folder), reverse=True)
+
+
+def test_a_script_that_asks_for_its_workers_is_caught(folder: Path) -> None:
+    done = melodeon(folder, "verify", "train.py", "--workers", "1", "--assignment", "1,2", "--", "--wrong-from", "2")
+    assert done.returncode == 6
+    told = " ".join(done.stdout.split())
+    assert "different: step 3: assignment 1,2 differs from assignment 3 in" in told
+    assert "models.0.0.weight" in told
+    assert len(runs_in(folder)) == 2
+    commands = [line.strip() for line in done.stdout.splitlines() if line.startswith("  melodeon ")]
+    assert len(commands) == 3
+    for command in commands[:2]:
+        assert melodeon(folder, *shlex.split(command)[1:]).returncode == 0, command
+    found = melodeon(folder, *shlex.split(commands[2])[1:])
+    assert found.returncode == 6
+    assert "step 2" in found.stdout
+
+
+def test_a_failing_script_ends_the_verification_with_its_words(folder: Path) -> None:
+    done = melodeon(folder, "verify", "--workers", "2", "train.py", "--", "--fail")
+    assert done.returncode == 1
+    assert "ValueError: a script of its own mind" in done.stderr
+    [run] = runs_in(folder)
+    assert f"(log: .melodeon/runs/{run}/worker-" in done.stderr
+
+
+def test_a_receipt_is_confirmed_by_a_run_and_refused_for_another_seed_or_an_edit(folder: Path) -> None:
+    assert melodeon(folder, "run", "--quiet", "--name", "a", "--order", "ddp", "train.py").returncode == 0
+    receipt = folder / ".melodeon" / "runs" / "a" / "receipt.jsonl"
+
+    same = melodeon(folder, "verify", "--receipt", str(receipt), "--workers", "2", "train.py")
+    assert same.returncode == 0, same.stderr
+    assert f"equal: all 2 entries, up to step {STEPS}, were found again on 2 workers" in " ".join(same.stdout.split())
+    assert runs_in(folder) == ["a"]
+
+    other = melodeon(folder, "verify", "--json", "--receipt", str(receipt), "train.py", "--", "--seed", "1")
+    assert other.returncode == 6
+    result = json.loads(other.stdout)
+    assert result["difference"]["step"] == STEPS // 2
+    assert result["definition"] == ["seed is 0 there and 1 here"]
+    assert len(runs_in(folder)) == 2
+
+    lines = receipt.read_text().splitlines(keepends=True)
+    digest = json.loads(lines[1])["digest"]
+    receipt.write_text(lines[0] + lines[1].replace(digest, digest[::-1]) + lines[2])
+    edited = melodeon(folder, "verify", "--receipt", str(receipt), "train.py")
+    assert edited.returncode == 2
+    assert edited.stderr.startswith("error: line 2 of the receipt")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        (["trian.py"], 4, "did you mean train.py?"),
+        (["--workers", "1,x", "train.py"], 2, "--workers '1,x' is not a list of whole numbers"),
+        (["--workers", "0", "train.py"], 2, "every worker count must be at least 1"),
+        (["--assignment", "2,a", "train.py"], 2, "assignment '2,a' is not a list of whole numbers"),
+        (["--against", "horovod", "train.py"], 2, "--against 'horovod' is not known"),
+        (["--against", "ddp", "--order", "tree", "train.py"], 2, "--order tree is not the order"),
+        (["--order", "ring", "train.py"], 2, "order 'ring' is not one of tree, ddp"),
+        (["--determinism", "D9", "train.py"], 2, "determinism 'D9' is not one of"),
+        (["--receipt", "nowhere.jsonl", "train.py"], 4, "receipt 'nowhere.jsonl' is not there"),
+        (["--receipt", "train.py", "train.py"], 2, "line 1 of the receipt is no JSON object"),
+        (
+            ["--receipt", "x", "--steps", "3", "--threads", "2", "train.py"],
+            2,
+            "--steps, --threads and --receipt exclude",
+        ),
+        (["--receipt", "x", "--workers", "1,2", "train.py"], 2, "names 2 counts"),
+    ],
+)
+def test_mistakes_cost_no_run(folder: Path, args: list[str], code: int, sentence: str) -> None:
+    done = melodeon(folder, "verify", *args)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (folder / ".melodeon").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--workers", "1,4"], "4 workers cannot share 3 virtual workers"),
+        (["--assignment", "2,2"], "assignment 2,2 sums to 4, but the job has virtual_workers=3"),
+        (["--workers", "3"], "leaves nothing to compare"),
+    ],
+)
+def test_what_does_not_fit_the_job_is_said_as_soon_as_it_is_known(folder: Path, args: list[str], sentence: str) -> None:
+    (folder / "joins.py").write_text(
+        "import json, os, signal\n"
+        "from melodeon.core.launch import Launch\n"
+        "launch = Launch.from_env(os.environ)\n"
+        "event = {'kind': 'joined', 'worker': launch.worker, 'virtual_workers': 3}\n"
+        "os.write(launch.event_fd, (json.dumps(event) + chr(10)).encode())\n"
+        "signal.pause()\n"
+    )
+    done = melodeon(folder, "verify", *args, "joins.py")
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert runs_in(folder) == []
+
+
+def test_a_script_that_trains_nothing_is_told_so(folder: Path) -> None:
+    (folder / "idle.py").write_text("print('nothing to do')\n")
+    done = melodeon(folder, "verify", "idle.py")
+    assert done.returncode == 2
+    assert "idle.py ended without a step, so there is nothing to compare" in done.stderr
+    assert runs_in(folder) == []

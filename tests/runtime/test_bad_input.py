@@ -1,0 +1,494 @@
+"""Every mistake gets one sentence (the value, the rule, the fix) and a non-zero exit."""
+
+import atexit
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import IterableDataset
+
+import melodeon
+from melodeon.core.errors import NonFiniteLoss, UsageError
+from melodeon.core.launch import Launch
+from tests.runtime.loop import bad_cases, parts
+from tests.runtime.loop.crew import Case, run
+
+V = 4
+Join = Callable[..., melodeon.Job]
+
+
+@pytest.fixture
+def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
+    """Join in this process as a job of one worker, and leave nothing behind."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    torch.set_num_threads(1)
+    for name, value in Launch(run_dir=str(tmp_path)).to_env().items():
+        monkeypatch.setenv(name, value)
+    jobs: list[melodeon.Job] = []
+
+    def join_here(**options: Any) -> melodeon.Job:
+        jobs.append(melodeon.join(**{"virtual_workers": V, "seed": 0, **options}))
+        return jobs[-1]
+
+    yield join_here
+    for job in jobs:
+        atexit.unregister(job.close)
+        job.broken = True
+        job.close()
+    torch.use_deterministic_algorithms(False)
+
+
+class Script:
+    """A good script, to be run with one mistake in `body`, which gets each batch."""
+
+    def __init__(self, job: melodeon.Job, model: nn.Module | None = None, samples: int = 16) -> None:
+        self.job = job
+        self.model = model if model is not None else nn.Linear(parts.FEATURES, parts.CLASSES)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.model, self.optimizer = job.wrap(self.model, self.optimizer)
+        self.loader = job.loader(parts.data(samples), batch_size=2)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return F.cross_entropy(self.model(x), y)
+
+    def train(self, body: "Callable[[Script, Any], None]", epochs: int = 1) -> None:
+        for _ in self.job.epochs(epochs):
+            for batch in self.loader:
+                body(self, batch)
+
+    def good(self, batch: Any) -> None:
+        self.job.backward(self.loss(batch))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def refused(match: str, kind: type[Exception] = UsageError) -> Any:
+    return pytest.raises(kind, match=match)
+
+
+# -- join ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"virtual_workers": 0}, "virtual_workers=0 must be a whole number of at least 1"),
+        ({"virtual_workers": 2.0}, "virtual_workers=2.0 must be"),
+        ({"virtual_workers": True}, "virtual_workers=True must be"),
+        ({"seed": -1}, "seed=-1 must be"),
+        ({"seed": "one"}, "seed='one' must be"),
+        ({"order": "ring"}, "order='ring' is not known: use 'tree'"),
+        ({"nan": "stop"}, "nan='stop' is not known"),
+        ({"determinism": "D3"}, "D3"),
+        ({"log_every": 0}, "log_every=0 must be"),
+        ({"receipt_every": 0}, "receipt_every=0 must be"),
+        ({"device": "cuda"}, "device='cuda' was asked for"),
+    ],
+)
+def test_join(join: Join, options: dict[str, Any], sentence: str) -> None:
+    if options.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with refused(sentence):
+        join(**options)
+
+
+def test_a_wrong_argument_of_join_ends_a_plain_script_with_one_sentence_and_no_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import melodeon\nmelodeon.join(virtual_workers=0)\n")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MELODEON")}
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: virtual_workers=0 must be a whole number of at least 1, such as 8\n"
+    assert not (tmp_path / ".melodeon").exists()
+
+
+# -- setting up ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_wrap(join: Join) -> None:
+    with refused("without objects"):
+        join().wrap()
+
+
+def test_wrap_of_something_else(join: Join) -> None:
+    with refused("was given a dict: it takes modules, optimizers, LR schedulers and GradScalers"):
+        join().wrap({})
+
+
+def test_wrap_twice(join: Join) -> None:
+    script = Script(join())
+    for owner in (script.model, script.optimizer):
+        with refused(f"given this {type(owner).__name__} before"):
+            script.job.wrap(owner)
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (nn.SyncBatchNorm(4), "'1' is a SyncBatchNorm"),
+        (nn.Embedding(4, 4, sparse=True), "'1' makes sparse gradients"),
+        (nn.Embedding(4, 4, max_norm=1.0), "'1' has max_norm=1.0"),
+    ],
+)
+def test_models_whose_result_depends_on_the_split(join: Join, layer: nn.Module, sentence: str) -> None:
+    with refused(sentence):
+        join().wrap(nn.Sequential(nn.Linear(4, 4), layer))
+
+
+def test_no_model(join: Join) -> None:
+    job = join()
+    job.wrap(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    with refused("no model is wrapped"):
+        next(iter(job.epochs(1)))
+
+
+def test_no_optimizer(join: Join) -> None:
+    job = join()
+    job.wrap(nn.Linear(2, 2))
+    with refused("no optimizer is wrapped"):
+        next(iter(job.epochs(1)))
+
+
+def test_an_optimizer_of_foreign_parameters(join: Join) -> None:
+    job = join()
+    job.wrap(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(3, 5).parameters(), lr=0.1))
+    with refused(r"optimizer 0 \(SGD\) updates 2 parameters, the first of shape \(5, 3\), that belong to no wrapped model"):
+        next(iter(job.epochs(1)))
+
+
+def test_nothing_to_train(join: Join) -> None:
+    job = join()
+    model = nn.Linear(2, 2).requires_grad_(False)
+    job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with refused("nothing to train"):
+        next(iter(job.epochs(1)))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_scheduler_that_is_not_wrapped(join: Join, when: str) -> None:
+    job = join()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if when == "before":
+        scheduler = lr_scheduler.StepLR(optimizer, 1)
+    job.wrap(model, optimizer)
+    if when == "after":
+        scheduler = lr_scheduler.StepLR(optimizer, 1)
+    with refused("an LR scheduler of SGD is not wrapped"):
+        next(iter(job.epochs(1)))
+    job.wrap(scheduler)
+    next(iter(job.epochs(1)))
+
+
+def test_register(join: Join) -> None:
+    job = join()
+    with refused("was given a dict, which has no state_dict or load_state_dict"):
+        job.register("extra", {})
+    job.register("ema", nn.Linear(2, 2))
+    with refused(r"job.register\('ema', ...\) was called before"):
+        job.register("ema", nn.Linear(2, 2))
+    with refused("needs a name"):
+        job.register("", nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be"),
+        ({"batch_size": 2.5}, "batch_size=2.5 must be"),
+        ({"batch_size": 2, "uneven": "maybe"}, "uneven='maybe' is not known"),
+        ({"batch_size": 99, "drop_last": True}, "needs 396 for one step"),
+        ({"batch_size": 2, "num_workers": -1}, "num_workers=-1 must be"),
+        ({"batch_size": 2, "sampler": None}, "does not take this option .*sampler"),
+    ],
+)
+def test_loader_options(join: Join, options: dict[str, Any], sentence: str) -> None:
+    with refused(sentence):
+        join().loader(parts.data(16), **options)
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [(Endless(), "Endless is an IterableDataset"), ([], "0 samples"), (iter(()), "has no __getitem__")],
+)
+def test_datasets(join: Join, dataset: Any, sentence: str) -> None:
+    with refused(sentence):
+        join().loader(dataset, 2)
+
+
+def test_checkpoint(join: Join, tmp_path: Path) -> None:
+    job = join()
+    for every in (0, -1, 2.0, True):
+        with refused(f"every={every}"):
+            job.checkpoint(str(tmp_path), every=every)
+    with refused("keep=0"):
+        job.checkpoint(str(tmp_path), every=1, keep=0)
+    with refused("no checkpoint folder"):
+        job.save()
+    job.checkpoint(str(tmp_path), every=1)
+    with refused("called twice"):
+        job.checkpoint(str(tmp_path), every=1)
+
+
+def test_epochs(join: Join) -> None:
+    for count in (-1, 1.5, True):
+        with refused("needs a whole number of epochs"):
+            next(iter(Script(join()).job.epochs(count)))
+
+
+def test_setting_up_too_late(join: Join, tmp_path: Path) -> None:
+    script = Script(join())
+    job = script.job
+    for _ in job.epochs(1):
+        for call in (
+            lambda: job.wrap(nn.Linear(2, 2)),
+            lambda: job.register("late", nn.Linear(2, 2)),
+            lambda: job.loader(parts.data(16), 2),
+            lambda: job.checkpoint(str(tmp_path), every=1),
+        ):
+            with refused("after the training loop began"):
+                call()
+
+
+# -- the loop -----------------------------------------------------------------------------------------------------------
+
+
+def steps_twice(script: Script, batch: Any) -> None:
+    script.good(batch)
+    script.optimizer.step()
+
+
+def never_steps(script: Script, batch: Any) -> None:
+    script.job.backward(script.loss(batch))
+
+
+def own_backward(script: Script, batch: Any) -> None:
+    script.loss(batch).backward()
+    script.optimizer.step()
+
+
+def own_backward_and_ours(script: Script, batch: Any) -> None:
+    script.loss(batch).backward()
+    script.good(batch)
+
+
+def no_backward(script: Script, batch: Any) -> None:
+    pass
+
+
+def backward_twice(script: Script, batch: Any) -> None:
+    script.job.backward(script.loss(batch))
+    script.job.backward(script.loss(batch))
+
+
+def more_and_no_more(script: Script, batch: Any) -> None:
+    script.job.backward(script.loss(batch), more=True)
+    script.optimizer.step()
+
+
+def closure(script: Script, batch: Any) -> None:
+    script.job.backward(script.loss(batch))
+    script.optimizer.step(lambda: 0.0)
+
+
+def not_scalar(script: Script, batch: Any) -> None:
+    script.job.backward(script.model(batch[0]))
+
+
+def not_tensor(script: Script, batch: Any) -> None:
+    script.job.backward(1.0)  # type: ignore[arg-type]
+
+
+def steps_first(script: Script, batch: Any) -> None:
+    script.optimizer.step()
+    script.job.backward(script.loss(batch))
+
+
+def own_clipping(script: Script, batch: Any) -> None:
+    script.job.backward(script.loss(batch))
+    nn.utils.clip_grad_norm_(script.model.parameters(), 0.01)
+    script.optimizer.step()
+
+
+def own_zeroing(script: Script, batch: Any) -> None:
+    for param in script.model.parameters():
+        param.grad = None
+    script.good(batch)
+
+
+def own_scaler(script: Script, batch: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    script.job.backward(scaler.scale(script.loss(batch)))
+    scaler.step(script.optimizer)
+    scaler.update()
+
+
+def changes_weights(script: Script, batch: Any) -> None:
+    script.good(batch)
+    with torch.no_grad():
+        script.model.bias.clamp_(-0.1, 0.1)
+
+
+def clips_without_norm(script: Script, batch: Any) -> None:
+    script.job.backward(script.loss(batch))
+    script.job.clip_grad_norm_(script.model.parameters())
+
+
+def own_optimizer(script: Script, batch: Any) -> None:
+    other = nn.Linear(parts.FEATURES, parts.CLASSES)
+    script.good(batch)
+    other(batch[0]).sum().backward()
+    torch.optim.Adam(other.parameters()).step()
+
+
+def logs_a_vector(script: Script, batch: Any) -> None:
+    script.job.log(output=script.model(batch[0]))
+
+
+def logs_a_word(script: Script, batch: Any) -> None:
+    script.job.log(output="high")  # type: ignore[arg-type]
+
+
+def logs_the_step(script: Script, batch: Any) -> None:
+    script.job.log(step=3)
+
+
+def saves_inside(script: Script, batch: Any) -> None:
+    script.job.save()
+
+
+def freezes_midway(script: Script, batch: Any) -> None:
+    script.model.bias.requires_grad_(script.job.virtual_rank < 2)
+    script.good(batch)
+
+
+def two_at_once(script: Script, batch: Any) -> None:
+    next(iter(script.loader))
+
+
+MISTAKES: dict[Callable[[Script, Any], None], str] = {
+    steps_twice: "SGD stepped twice in step 0: call optimizer.step\\(\\) once",
+    never_steps: "step 0 ended without optimizer.step\\(\\)",
+    own_backward: "optimizer.step\\(\\) was called before job.backward\\(loss\\) for virtual worker 0 of step 0",
+    own_backward_and_ours: "the gradient of 'weight' was changed outside job.backward in step 0",
+    no_backward: "no job.backward\\(loss\\) came for virtual worker 0 of step 0",
+    backward_twice: "job.backward was called twice for virtual worker 0 of step 0: add the losses",
+    more_and_no_more: "optimizer.step\\(\\) was called before job.backward\\(loss\\) for virtual worker 0",
+    closure: "SGD.step was given a closure",
+    not_scalar: "a scalar loss, and was given \\(2, 4\\): reduce it",
+    not_tensor: "a scalar loss, and was given float",
+    steps_first: "optimizer.step\\(\\) was called before job.backward",
+    own_clipping: "the gradient of '(weight|bias)' was changed .* clip with job.clip_grad_norm_",
+    own_zeroing: "the gradient of '(weight|bias)' was changed outside job.backward",
+    own_scaler: "SGD.step was called by a GradScaler that is not wrapped",
+    changes_weights: "'bias' was changed in step 0 before the update",
+    clips_without_norm: "job.clip_grad_norm_ needs max_norm",
+    own_optimizer: "Adam stepped inside the training loop and is not wrapped",
+    logs_a_vector: "was given \\(2, 4\\): log one number",
+    logs_a_word: "was given 'high': log one number",
+    logs_the_step: "is the name of a column",
+    saves_inside: "job.save was called inside a step",
+    freezes_midway: "requires_grad changed in step 0 between two virtual workers",
+    two_at_once: "two loaders of one job were iterated at once",
+}
+
+
+@pytest.mark.parametrize("order", ["tree", "ddp"])
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_loop(join: Join, order: str, mistake: Callable[[Script, Any], None]) -> None:
+    script = Script(join(order=order))
+    with refused(MISTAKES[mistake]):
+        script.train(mistake)
+
+
+def test_outside_the_loop(join: Join) -> None:
+    script = Script(join())
+    for call in (lambda: script.job.backward(torch.tensor(1.0)), lambda: script.job.log(loss=1.0)):
+        with refused("outside a step"):
+            call()
+    with refused(r"the loader was iterated outside job.epochs\(...\)"):
+        next(iter(script.loader))
+
+
+@pytest.mark.parametrize("place", ["before the update", "at the second virtual worker"])
+def test_leaving_the_loop_inside_a_step(join: Join, place: str) -> None:
+    script = Script(join())
+    with refused("the loop was left inside step 0, at virtual worker"):
+        for _ in script.job.epochs(2):
+            for batch in script.loader:
+                script.job.backward(script.loss(batch))
+                if place == "before the update" or script.job.virtual_rank == 1:
+                    break
+                script.optimizer.step()
+
+
+def test_a_loss_that_is_not_finite(join: Join) -> None:
+    script = Script(join())
+    with refused("a loss of step 0 is NaN or infinite", NonFiniteLoss):
+        script.train(lambda s, batch: s.good((batch[0] * float("inf"), batch[1])))
+
+
+def test_a_buffer_that_changes_its_shape(join: Join) -> None:
+    class Grows(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(parts.FEATURES, parts.CLASSES)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.seen = torch.cat([self.seen, self.seen])
+            return super().forward(inputs)
+
+    script = Script(join(), Grows())
+    with refused(r"buffer 'seen' went from torch.float32 \(1,\) to torch.float32 \(2,\)"):
+        script.train(Script.good)
+
+
+# -- several workers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "split", "options", "code", "sentence"),
+    [
+        (bad_cases.train, (3, 2), {}, 2, "assignment 3,2 sums to 5, but the job has virtual_workers=4"),
+        (bad_cases.train, (1, 1), {"virtual_workers": 1}, 2, "assignment 1,1 sums to 2"),
+        (bad_cases.train, (2, 2), {"virtual_workers": 0}, 2, "virtual_workers=0 must be"),
+        (bad_cases.train, (2, 2), {"order": "ring"}, 2, "order='ring' is not known"),
+        (bad_cases.train, (3, 1), {"uneven_break": True}, 2, "the loop was left inside step 1, at virtual worker 1"),
+        (bad_cases.train, (2, 2), {"grow_at": 1}, 2, "the dataset has 17 samples and had 16 when the loader was made"),
+        (bad_cases.other_weights, (2, 2), {}, 2, "the model differs between workers: '1.bias' of worker 1 is not worker 0's"),
+        (bad_cases.other_shape, (2, 2), {}, 2, "the model differs between workers: '1.weight' of worker 1"),
+        (bad_cases.drifts, (2, 2), {}, 6, "after step 2 worker 1 has another state than worker 0"),
+        (bad_cases.fails, (2, 2), {}, 1, "the script's own mistake"),
+    ],
+)
+def test_several_workers(
+    case: Case, split: tuple[int, ...], options: dict[str, Any], code: int, sentence: str, tmp_path: Path
+) -> None:
+    ended = run(case, split, tmp_path / "run", **options)
+    assert all(ended.codes), "nobody goes on alone"
+    assert code in ended.codes
+    assert any(sentence in error for error in ended.errors), ended.errors
+    assert len(ended.errors) <= len(split), "every worker says it once"
+
+
+def test_more_workers_than_virtual_workers(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import melodeon\nmelodeon.join(virtual_workers=1)\n")
+    command = [sys.executable, "-m", "melodeon", "run", "--workers", "2", "--runs-root", str(tmp_path / "runs"), str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "2 workers cannot share 1 virtual workers" in ended.stderr

@@ -1,0 +1,87 @@
+"""What a run leaves behind, and who writes it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from melodeon.core.definition import Definition
+from melodeon.core.launch import Launch
+from melodeon.core.receipt import Receipt
+from melodeon.runtime.digest import digest_state
+from melodeon.runtime.journal import Journal
+
+DEFINITION = Definition({"seed": 1})
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_worker_0_writes_the_files(tmp_path: Path) -> None:
+    journal = Journal(Launch(run_dir=str(tmp_path), record_states=True))
+    journal.define(DEFINITION)
+    journal.define(DEFINITION)  # a second loop of epochs
+    for step in (1, 2, 2):
+        journal.digest(step, digest_state({"w": step}))
+        journal.metrics({"step": step, "loss": 0.5})
+    journal.close()
+    assert json.loads((tmp_path / "definition.json").read_text()) == {"seed": 1}
+    receipt = Receipt.parse((tmp_path / "receipt.jsonl").read_text())
+    assert [entry.step for entry in receipt.entries] == [1, 2]
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2, 2]
+    assert [row["digest"] for row in lines(tmp_path / "states.jsonl")][0] == receipt.entries[0].digest
+
+
+def test_other_workers_write_none(tmp_path: Path) -> None:
+    journal = Journal(Launch(run_dir=str(tmp_path), record_states=True, worker=1, num_workers=2))
+    journal.define(DEFINITION)
+    journal.digest(1, digest_state({"w": 1}))
+    journal.metrics({"step": 1})
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_go_to_the_launcher_one_line_each(tmp_path: Path) -> None:
+    heard, events = os.pipe()
+    journal = Journal(Launch(run_dir=str(tmp_path), event_fd=events))
+    journal.event("joined", worker=0, where=tmp_path)
+    journal.note("one sentence")
+    journal.step(1, 0, {"loss": 1.0})
+    journal.step(2, 0, {"loss": 1.0})  # too soon to be read by a person
+    os.close(events)
+    with os.fdopen(heard) as file:
+        rows = [json.loads(line) for line in file]
+    assert [row["kind"] for row in rows] == ["joined", "note", "step"]
+    assert rows[0]["where"] == str(tmp_path)
+
+
+def test_notes_are_said_once(tmp_path: Path) -> None:
+    heard, events = os.pipe()
+    for worker in range(3):
+        Journal(Launch(run_dir=str(tmp_path), event_fd=events, worker=worker, num_workers=3)).note("resumed")
+    os.close(events)
+    with os.fdopen(heard) as file:
+        assert len(file.readlines()) == 1
+
+
+def test_a_launcher_that_is_gone_does_not_stop_the_training(tmp_path: Path) -> None:
+    heard, events = os.pipe()
+    os.close(heard)
+    journal = Journal(Launch(run_dir=str(tmp_path), event_fd=events))
+    journal.event("joined", worker=0)
+    journal.event("step", step=1)
+    os.close(events)
+
+
+def test_without_a_launcher_a_folder_is_made_when_it_is_needed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(Launch(runs_root=str(tmp_path / "runs")))
+    journal.note("nothing to write yet")
+    assert not (tmp_path / "runs").exists()
+    assert capfd.readouterr().err == "melodeon: nothing to write yet\n"
+    facts = json.loads((journal.folder / "run.json").read_text())
+    assert facts["id"] == journal.folder.name
+    assert journal.folder.parent == tmp_path / "runs"

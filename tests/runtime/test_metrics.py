@@ -1,0 +1,86 @@
+"""Logged values: their mean over virtual workers, the same whoever computed what."""
+
+import math
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melodeon.core.errors import UsageError
+from melodeon.runtime.group import Group
+from melodeon.runtime.metrics import Metrics, Row, mean
+from tests.runtime.threads import on_workers
+
+numbers = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(numbers, min_size=1, max_size=20))
+def test_the_mean_of_equal_weights(values: list[float]) -> None:
+    got = mean({rank: (1.0, value) for rank, value in enumerate(values)}, len(values))
+    assert got == pytest.approx(math.fsum(values) / len(values), abs=1e-6)
+
+
+def test_the_mean_weighs_and_passes_over_the_silent() -> None:
+    assert mean({0: (2.0, 1.0), 3: (1.0, 4.0)}, 5) == 2.0
+    assert mean({0: (0.0, math.nan), 1: (1.0, 4.0)}, 2) == 4.0  # a batch of padding says nothing, not even NaN
+    assert math.isnan(mean({}, 3))
+
+
+@pytest.mark.parametrize("split", [(range(5),), (range(3), range(3, 5)), (range(1), range(1, 4), range(4, 5))])
+def test_rows_are_the_same_on_every_split(split: tuple[range, ...]) -> None:
+    def work(group: Group) -> list[Row]:
+        rows: list[Row] = []
+        metrics = Metrics(group, 5, 2, rows.append)
+        for step in range(4):
+            for rank in split[group.rank]:
+                noise = math.sin(7 * step + rank) * 10.0**rank
+                metrics.add(step, step // 3, rank, 1.0 + rank % 2, {"loss": noise, "odd": 1.0 if rank % 2 else None})
+            metrics.boundary(step + 1)
+        return rows
+
+    everyone = [work(Group(0, 1))] if len(split) == 1 else on_workers(len(split), work)
+    assert all(rows == everyone[0] for rows in everyone)
+    assert [(row["step"], row["epoch"]) for row in everyone[0]] == [(1, 0), (2, 0), (3, 0), (4, 1)]
+    assert all(row["odd"] == 1.0 for row in everyone[0])
+    bits = [struct.pack("d", row["loss"]).hex() for row in everyone[0]]
+    assert bits == [
+        struct.pack("d", mean({r: (1.0 + r % 2, math.sin(7 * s + r) * 10.0**r) for r in range(5)}, 5)).hex()
+        for s in range(4)
+    ]
+
+
+def test_a_value_is_kept_as_it_was_logged() -> None:
+    rows: list[Row] = []
+    metrics = Metrics(Group(0, 1), 1, 1, rows.append)
+    value = torch.tensor([2.0], requires_grad=True)
+    metrics.add(0, 0, 0, 1.0, {"value": value})
+    with torch.no_grad():
+        value.fill_(9.0)
+    metrics.flush()
+    assert rows == [{"step": 1, "epoch": 0, "value": 2.0}]
+
+
+def test_a_second_value_replaces_and_a_dropped_step_is_forgotten() -> None:
+    rows: list[Row] = []
+    metrics = Metrics(Group(0, 1), 1, 1, rows.append)
+    metrics.add(0, 0, 0, 1.0, {"value": 1})
+    metrics.add(0, 0, 0, 1.0, {"value": True})
+    metrics.add(1, 0, 0, 1.0, {"value": 3.0})
+    metrics.forget(1)
+    metrics.flush()
+    assert rows == [{"step": 1, "epoch": 0, "value": 1.0}]
+    assert metrics.latest == rows[-1]
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), "high", [1.0], object()])
+def test_only_numbers(value: object) -> None:
+    with pytest.raises(UsageError, match=r"job.log\(x=...\) was given .*: log one number"):
+        Metrics(Group(0, 1), 1, 1, lambda row: None).add(0, 0, 0, 1.0, {"x": value})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", ["step", "epoch"])
+def test_names_of_columns_are_taken(name: str) -> None:
+    with pytest.raises(UsageError, match=f"job.log\\({name}=...\\)"):
+        Metrics(Group(0, 1), 1, 1, lambda row: None).add(0, 0, 0, 1.0, {name: 1.0})
