@@ -1,9 +1,8 @@
-"""A training script for `cuda_bits`: a CNN with BatchNorm and Dropout, or a GPT with tied weights, on whatever device there is."""
+"""A training script for `cuda_bits`: a CNN with BatchNorm and Dropout, or a GPT with tied weights, on whatever device
+there is.
+"""
 
 import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import torch
 from _models import GPT, Classifier
@@ -19,10 +18,18 @@ def build(name: str) -> tuple[nn.Module, TensorDataset]:
     if name == "gpt":
         ids = torch.randint(0, 512, (67, 65), generator=generator)
         return GPT(512, 64, depth=3, width=192, heads=6, dropout=0.1), TensorDataset(ids[:, :-1], ids[:, 1:])
-    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.BatchNorm2d(64)]
+    layers = [
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, 2, 1),
+        nn.BatchNorm2d(64),
+    ]
     head = [nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(64 * 16 * 16, 10)]
     images = torch.randn(67, 3, 32, 32, generator=generator)
-    return Classifier(nn.Sequential(*layers, *head)), TensorDataset(images, torch.randint(0, 10, (67,), generator=generator))
+    return Classifier(nn.Sequential(*layers, *head)), TensorDataset(
+        images, torch.randint(0, 10, (67,), generator=generator)
+    )
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Contenders that take turns: each is one or more processes, and only one contender works at a time.
 
-Processes of their own keep one contender's memory, threads and settings away from the other's; turns in one run keep the
-machine's moods from deciding.
+Processes of their own keep one contender's memory, threads and settings away from the other's; turns in one run keep
+the machine's moods from deciding.
 """
 
 import os
@@ -18,13 +18,17 @@ from typing import Any
 from torch import multiprocessing
 
 Steps = Callable[..., Iterator[Any]]
-"""Called in the process with (rank, size, folder, *args); yields after every step, or its last result when asked to stop."""
+"""Called in the process with (rank, size, folder, *args); yields after every step, or its last result when asked to
+stop.
+"""
 
 
 class Contender:
     """`size` processes that each run `steps`, one step at a word."""
 
-    def __init__(self, steps: Steps, args: Sequence[object], size: int = 1, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, steps: Steps, args: Sequence[object], size: int = 1, env: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
@@ -32,7 +36,9 @@ class Contender:
         for rank in range(size):
             here, there = context.Pipe()
             process = context.Process(
-                target=_serve, args=(there, steps, rank, size, self._folder.name, tuple(args), dict(env or {})), daemon=True
+                target=_serve,
+                args=(there, steps, rank, size, self._folder.name, tuple(args), dict(env or {})),
+                daemon=True,
             )
             process.start()
             there.close()

@@ -8,12 +8,8 @@ accumulation does as well. Measured inside real training steps, V = 8 on one wor
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import torch
 from _common import progress, report

@@ -2,15 +2,16 @@
 
 Every run's state is digested after every step. Runs on a CPU too, where there is no GPU; the report says which it was.
 
-    python benchmarks/cuda_bits.py
+    python benchmarks/cuda_bits.py [--models cnn,gpt] [--precisions fp32,bf16] [--orders tree,ddp]
 """
 
+import argparse
 import json
-import sys
 import tempfile
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from typing import Any
 
 import torch
 from _common import progress, report
@@ -21,7 +22,7 @@ from melodeon.core.launch import Launch
 SCRIPT = str(Path(__file__).parent / "_cuda_case.py")
 
 
-def digests(root: str, model: str, precision: str, launch: Launch) -> list[str]:
+def digests(model: str, precision: str, launch: Launch) -> list[str]:
     """The state's digest after every step of one run."""
     outcome = perform(Request(script=SCRIPT, args=[model, precision], launch=launch, command=["cuda_bits"]))
     if not outcome.outcome.ok:
@@ -31,28 +32,33 @@ def digests(root: str, model: str, precision: str, launch: Launch) -> list[str]:
     return [json.loads(line)["digest"] for line in lines]
 
 
+def compare(model: str, precision: str, order: str, root: str) -> dict[str, Any]:
+    """Train at every split, and with stock DDP where the order is DDP's."""
+    common = Launch(order=order, determinism="D1", record_states=True, runs_root=root)
+    runs = {}
+    for counts in ((4,), (2, 2), (3, 1), (1, 1, 1, 1)):
+        launch = replace(common, num_workers=len(counts), counts=counts)
+        runs[",".join(map(str, counts))] = digests(model, precision, launch)
+    if order == "ddp":
+        runs["stock DDP"] = digests(model, precision, replace(common, num_workers=4, engine="stock-ddp"))
+    first = runs["4"]
+    equal = {name: found == first for name, found in runs.items()}
+    return {"model": model, "precision": precision, "order": order, "steps": len(first), "equal": equal}
+
+
 def main() -> None:
     """Run every combination and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="cnn,gpt")
+    parser.add_argument("--precisions", default="fp32,bf16")
+    parser.add_argument("--orders", default="tree,ddp")
+    options = parser.parse_args()
+    chosen = [text.split(",") for text in (options.models, options.precisions, options.orders)]
     cases = []
     with tempfile.TemporaryDirectory() as root:
-        for model in ("cnn", "gpt"):
-            for precision in ("fp32", "bf16"):
-                for order in ("tree", "ddp"):
-                    runs = {}
-                    for counts in ((4,), (2, 2), (3, 1), (1, 1, 1, 1)):
-                        launch = Launch(
-                            num_workers=len(counts), counts=counts, order=order, determinism="D1", record_states=True, runs_root=root
-                        )
-                        runs[",".join(map(str, counts))] = digests(root, model, precision, launch)
-                    if order == "ddp":
-                        stock = Launch(
-                            num_workers=4, order=order, determinism="D1", record_states=True, runs_root=root, engine="stock-ddp"
-                        )
-                        runs["stock DDP"] = digests(root, model, precision, stock)
-                    first = runs["4"]
-                    equal = {name: found == first for name, found in runs.items()}
-                    cases.append({"model": model, "precision": precision, "order": order, "steps": len(first), "equal": equal})
-                    progress(json.dumps(cases[-1]))
+        for model, precision, order in product(*chosen):
+            cases.append(compare(model, precision, order, root))
+            progress(json.dumps(cases[-1]))
     good = all(all(case["equal"].values()) for case in cases)
     report(
         benchmark="cuda_bits",

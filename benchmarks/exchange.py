@@ -1,7 +1,7 @@
 """Summing a gradient over workers in the tree's order against gloo's all_reduce, on the same processes in one run.
 
-One virtual worker per worker, so each brings one row. Both ways of crossing are measured: shared memory (what workers of one
-host use) and sockets (what workers of different hosts use). The ratio is speed, ours over the peer's.
+One virtual worker per worker, so each brings one row. Both ways of crossing are measured: shared memory (what workers
+of one host use) and sockets (what workers of different hosts use). The ratio is speed, ours over the peer's.
 
     python benchmarks/exchange.py [--processes 2,4] [--mib 1,25,100]
 """
@@ -9,16 +9,12 @@ host use) and sockets (what workers of different hosts use). The ratio is speed,
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
 import torch
-import torch.distributed as dist
 from _common import progress, report
 from torch import multiprocessing
 
@@ -44,8 +40,8 @@ def lanes(group: Group, numel: int) -> dict[str, Lane]:
     return {"shared memory": SharedLane(group, shared, fold), "sockets": sockets}
 
 
-def work(rank: int, size: int, path: str, sizes: list[int], repeats: int) -> None:
-    """One process: measure every size, interleaved; process 0 prints."""
+def work(rank: int, size: int, path: str, sizes: list[int], repeats: int, output: str) -> None:
+    """One process: measure every size, interleaved; process 0 writes a line for each."""
     torch.set_num_threads(1)
     group = Group.connect(Launch(worker=rank, num_workers=size, rendezvous=path))
     for mib in sizes:
@@ -69,8 +65,9 @@ def work(rank: int, size: int, path: str, sizes: list[int], repeats: int) -> Non
         if rank == 0:
             # A step waits for its slowest worker.
             medians = {name: statistics.median(map(max, zip(*found, strict=True))) for name, found in everyone.items()}
-            print(json.dumps({"processes": size, "mib": mib, **{k: round(v * 1e3, 3) for k, v in medians.items()}}), flush=True)
-
+            row = {"processes": size, "mib": mib, **{name: round(ms * 1e3, 3) for name, ms in medians.items()}}
+            with Path(output).open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 def _gather(group: Group, values: list[float]) -> list[list[float]]:
@@ -90,7 +87,15 @@ def main() -> None:
         for row in _run(size, sizes, options.repeats):
             for name in ("shared memory", "sockets"):
                 ratio = round(row["gloo"] / row[name], 3)
-                cases.append({**{k: row[k] for k in ("processes", "mib")}, "way": name, "ms": row[name], "gloo_ms": row["gloo"], "ratio": ratio})
+                cases.append(
+                    {
+                        **{k: row[k] for k in ("processes", "mib")},
+                        "way": name,
+                        "ms": row[name],
+                        "gloo_ms": row["gloo"],
+                        "ratio": ratio,
+                    }
+                )
                 progress(json.dumps(cases[-1]))
     large = [case for case in cases if case["mib"] >= 25 and case["way"] == "shared memory"]
     worst = min(large or cases, key=lambda case: case["ratio"])
@@ -107,10 +112,10 @@ def main() -> None:
 
 def _run(size: int, sizes: list[int], repeats: int) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "rows"
+        meet, output = str(Path(folder) / "meet"), Path(folder) / "rows"
         context = multiprocessing.get_context("spawn")
         processes = [
-            context.Process(target=_redirected, args=(rank, size, folder, sizes, repeats, str(output))) for rank in range(size)
+            context.Process(target=work, args=(rank, size, meet, sizes, repeats, str(output))) for rank in range(size)
         ]
         for process in processes:
             process.start()
@@ -119,14 +124,6 @@ def _run(size: int, sizes: list[int], repeats: int) -> list[dict[str, float]]:
         if any(process.exitcode for process in processes):
             raise SystemExit(f"a process of {size} failed")
         return [json.loads(line) for line in output.read_text().splitlines()]
-
-
-def _redirected(rank: int, size: int, folder: str, sizes: list[int], repeats: int, output: str) -> None:
-    if rank == 0:
-        sys.stdout = open(output, "w")  # noqa: SIM115  # closed by the process's end
-    work(rank, size, str(Path(folder) / "meet"), sizes, repeats)
-    if rank == 0:
-        sys.stdout.close()
 
 
 if __name__ == "__main__":

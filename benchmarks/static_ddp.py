@@ -1,18 +1,14 @@
 """V virtual workers on V workers against stock DistributedDataParallel on as many processes, taking turns in one run.
 
-Nothing is elastic here: this is what the order of summation and the once-per-step machinery cost a job that never resizes.
-The ratio is throughput, ours over DDP's.
+Nothing is elastic here: this is what the order of summation and the once-per-step machinery cost a job that never
+resizes. The ratio is throughput, ours over DDP's.
 
     python benchmarks/static_ddp.py [--processes 2,4] [--orders tree,ddp] [--models resnet18,gpt10m]
 """
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import torch
 import torch.distributed as dist
@@ -20,7 +16,7 @@ from _common import progress, report
 from _turns import Contender, compare
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from virtual_overhead import CASES, NO_RECEIPT, Case
+from virtual_overhead import CASES, NO_RECEIPT
 
 import melodeon
 from melodeon.core.determinism import level_env
@@ -46,7 +42,7 @@ def ours(rank: int, size: int, meet: str, name: str, order: str) -> Iterator[Non
             yield
 
 
-def stock(rank: int, size: int, meet: str, name: str, order: str) -> Iterator[None]:
+def stock(rank: int, size: int, meet: str, name: str, _order: str) -> Iterator[None]:
     """One step a turn with DDP, on the same number of threads."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(meet, size), rank=rank, world_size=size)
@@ -73,7 +69,9 @@ def measure(model: str, order: str, size: int, rounds: int) -> dict[str, object]
     env = {**level_env("D1"), "GLOO_SOCKET_IFNAME": "lo"}
     mine, theirs = (Contender(steps, [model, order], size, env) for steps in (ours, stock))
     label = f"{model}, {order} on {size}"
-    found = compare(mine, theirs, rounds, lambda n, a, b: progress(f"{label}: {n}/{rounds}, ours {a:.3f} s, DDP {b:.3f} s"))
+    found = compare(
+        mine, theirs, rounds, lambda n, a, b: progress(f"{label}: {n}/{rounds}, ours {a:.3f} s, DDP {b:.3f} s")
+    )
     found.pop("last")
     return {"model": model, "order": order, "processes": size, **found}
 
@@ -92,7 +90,9 @@ def main() -> None:
         for model in options.models.split(",")
         for order in options.orders.split(",")
     ]
-    worst = min((case for case in cases if case["order"] == "tree"), key=lambda c: float(str(c["ratio"])), default=cases[0])
+    worst = min(
+        (case for case in cases if case["order"] == "tree"), key=lambda c: float(str(c["ratio"])), default=cases[0]
+    )
     report(
         benchmark="static_ddp",
         metric="throughput of V=P over stock DDP, order tree, worst of models and process counts",

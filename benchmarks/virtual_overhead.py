@@ -1,18 +1,14 @@
 """V virtual workers on one worker against plain gradient accumulation of the same micro-batches.
 
-Both train the same model on the same data at the same level of determinism, in turns, each through its own loader; the ratio
-is throughput, ours over the peer's. On CUDA also the peak memory of each.
+Both train the same model on the same data at the same level of determinism, in turns, each through its own loader;
+the ratio is throughput, ours over the peer's. On CUDA also the peak memory of each.
 
     python benchmarks/virtual_overhead.py [--model resnet18|gpt10m|resnet50|gpt2|all] [--micro-batch N] [--steps N]
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import torch
 from _common import progress, report
@@ -74,7 +70,7 @@ def autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
-def ours(rank: int, size: int, meet: str, name: str) -> Iterator[dict[str, int]]:
+def ours(_rank: int, _size: int, _meet: str, name: str) -> Iterator[dict[str, int]]:
     """One step a turn, the loop as a user writes it."""
     case = CASES[name]
     job = melodeon.join(virtual_workers=VIRTUAL_WORKERS, seed=0, receipt_every=NO_RECEIPT)
@@ -93,7 +89,7 @@ def ours(rank: int, size: int, meet: str, name: str) -> Iterator[dict[str, int]]
                 yield memory(job.device)
 
 
-def accumulation(rank: int, size: int, meet: str, name: str) -> Iterator[dict[str, int]]:
+def accumulation(_rank: int, _size: int, _meet: str, name: str) -> Iterator[dict[str, int]]:
     """One step a turn, the loop that anyone writes to accumulate, at the same level of determinism."""
     case = CASES[name]
     device = melodeon.join(virtual_workers=VIRTUAL_WORKERS, seed=0).device
@@ -124,8 +120,16 @@ def memory(device: torch.device) -> dict[str, int]:
 
 def measure(case: Case, rounds: int) -> dict[str, object]:
     """Medians of interleaved steps."""
-    mine, theirs = Contender(ours, [case.name], env=level_env("D1")), Contender(accumulation, [case.name], env=level_env("D1"))
-    found = compare(mine, theirs, rounds, lambda n, a, b: progress(f"{case.name}: {n}/{rounds}, ours {a:.3f} s, accumulation {b:.3f} s"))
+    mine, theirs = (
+        Contender(ours, [case.name], env=level_env("D1")),
+        Contender(accumulation, [case.name], env=level_env("D1")),
+    )
+    found = compare(
+        mine,
+        theirs,
+        rounds,
+        lambda n, a, b: progress(f"{case.name}: {n}/{rounds}, ours {a:.3f} s, accumulation {b:.3f} s"),
+    )
     last = found.pop("last")
     result = {"model": case.name, "micro_batch": case.micro_batch, **found}
     if last[0]:
@@ -142,7 +146,9 @@ def main() -> None:
     parser.add_argument("--model", default="all", choices=["all", *CASES])
     parser.add_argument("--steps", type=int, default=15)
     options = parser.parse_args()
-    everything = ["resnet50", "gpt2"] if torch.cuda.is_available() else [n for n in CASES if n not in ("resnet50", "gpt2")]
+    everything = (
+        ["resnet50", "gpt2"] if torch.cuda.is_available() else [n for n in CASES if n not in ("resnet50", "gpt2")]
+    )
     chosen = everything if options.model == "all" else [options.model]
     cases = [measure(CASES[name], options.steps) for name in chosen]
     worst = min(cases, key=lambda case: float(str(case["ratio"])))

@@ -1,4 +1,5 @@
-"""The order in which gloo's ring all-reduce sums, which is what stock DistributedDataParallel over V processes computes.
+"""The order in which gloo's ring all-reduce sums, which is what stock DistributedDataParallel over V processes
+computes.
 
 A flat tensor is cut into V chunks; chunk c is the left fold that starts at rank c-1 and goes down, wrapping around:
 `(((g[c-1] + g[c-2]) + g[c-3]) + ...) + g[c]`. The cut depends on the number of elements and their size alone.

@@ -68,7 +68,7 @@ def fold(spans: Sequence[Span], virtual_workers: int) -> tuple[tuple[int, int], 
             (right, j), (left, i) = stack.pop(), stack.pop()
             additions.append((i, j))
             stack.append(((left[0], right[1]), i))
-    assert len(stack) == 1 and stack[0][0] == (0, virtual_workers), (
+    assert [span for span, _ in stack] == [(0, virtual_workers)], (
         f"{spans} do not fold to the root of {virtual_workers}"
     )
     return tuple(additions)

@@ -13,7 +13,7 @@ import torch
 
 from melodeon.runtime.group import Group
 
-_FOLDER = Path("/dev/shm")
+_FOLDER = Path("/dev/shm")  # noqa: S108  # made with O_EXCL, mode 0600, under a random name, and unlinked at once
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -38,7 +38,7 @@ def _make(path: Path, size: int) -> bool:
     except OSError:
         return False
     try:
-        # Reserve the pages now: writing to a sparse segment on a full /dev/shm would be a bus error in the middle of a step.
+        # Reserve the pages now: writing to a sparse segment on a full /dev/shm would be a bus error inside a step.
         os.posix_fallocate(descriptor, 0, max(size, 1))
     except OSError:
         path.unlink(missing_ok=True)
@@ -60,6 +60,6 @@ def _map(paths: Sequence[Path], sizes: Sequence[int]) -> list[torch.Tensor] | No
 
 def _host_id() -> bytes:
     try:
-        return f"{_BOOT_ID.read_text().strip()}:{os.stat(_FOLDER).st_dev}".encode()
+        return f"{_BOOT_ID.read_text().strip()}:{_FOLDER.stat().st_dev}".encode()
     except OSError:
         return b""

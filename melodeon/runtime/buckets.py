@@ -75,8 +75,8 @@ def ddp_buckets(
     """The buckets of stock DistributedDataParallel.
 
     Before anything is known of the arrival order (the first step) it uses one bucket per dtype; then buckets in the
-    order in which rank 0's gradients arrived, small one first. With `find_unused_parameters=True` it cuts once, by size,
-    and keeps that.
+    order in which rank 0's gradients arrived, small one first. With `find_unused_parameters=True` it cuts once, by
+    size, and keeps that.
     """
     sizes = [FIRST_BUCKET_BYTES, BUCKET_BYTES]
     everywhere = [False] * len(params)

@@ -1,8 +1,8 @@
-"""Buffers such as BatchNorm's, by DDP's rule: every virtual worker starts a step from the same ones, virtual rank 0's remain.
+"""Buffers such as BatchNorm's, by DDP's rule: each virtual worker starts a step from the same ones, rank 0's remain.
 
-A large buffer that nobody wrote costs nothing: autograd's version counter tells, and a tensor put in a buffer's place is another
-object. Small floating-point ones are always copied, because the kernels of batch normalisation write running statistics behind
-that counter. What a script does to buffers between the steps stays, as it does in a plain loop.
+A large buffer that nobody wrote costs nothing: autograd's version counter tells, and a tensor put in a buffer's place
+is another object. Small floating-point ones are always copied, because the kernels of batch normalisation write running
+statistics behind that counter. What a script does to buffers between the steps stays, as it does in a plain loop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,8 @@ class Buffers:
                 if (buffer.shape, buffer.dtype) != (start.shape, start.dtype):
                     raise UsageError(
                         f"buffer {self._names[index]!r} went from {start.dtype} {tuple(start.shape)} to {buffer.dtype} "
-                        f"{tuple(buffer.shape)} in a step: a buffer must keep its type and shape, so make it large enough at first"
+                        f"{tuple(buffer.shape)} in a step: a buffer must keep its type and shape, so make it large "
+                        "enough at first"
                     )
 
     def kept_bytes(self) -> int:
@@ -125,7 +126,9 @@ class Buffers:
         module, key = self._places[index]
         buffer = module._buffers.get(key)
         if buffer is None:
-            raise UsageError(f"buffer {self._names[index]!r} was taken away during the run: a model must keep its buffers")
+            raise UsageError(
+                f"buffer {self._names[index]!r} was taken away during the run: a model must keep its buffers"
+            )
         return buffer
 
     def _written(self) -> list[int]:

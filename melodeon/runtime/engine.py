@@ -161,8 +161,8 @@ class Engine:
         """
         if self._frozen_otherwise():
             raise UsageError(
-                f"requires_grad changed in step {step} between two virtual workers: freeze or unfreeze parameters after "
-                "optimizer.step(), under `if job.committed:`, or between epochs"
+                f"requires_grad changed in step {step} between two virtual workers: freeze or unfreeze parameters "
+                "after optimizer.step(), under `if job.committed:`, or between epochs"
             )
         if self._guard is not None:
             self._guard.check(step)

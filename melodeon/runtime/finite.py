@@ -1,8 +1,9 @@
 """What happens when a loss is NaN or infinite.
 
-`raise` stops the job, `skip` leaves the step's update out, `ignore` does nothing. Reading a loss from a GPU would make the
-CPU wait for it, which costs a job that is bound by launches several percent; so where one worker trains alone on a
-GPU with `raise`, a step's verdict is read one step later, and always before the state is stored or digested.
+`raise` stops the job, `skip` leaves the step's update out, `ignore` does nothing. Reading a loss from a GPU would
+make the CPU wait for it, which costs a job that is bound by launches several percent; so where one worker trains
+alone on a GPU with `raise`, a step's verdict is read one step later, and always before the state is stored or
+digested.
 """
 
 from typing import Literal
@@ -61,6 +62,6 @@ class FiniteCheck:
         """A loss of this step was not finite."""
         if self._policy == "raise":
             raise NonFiniteLoss(
-                f"a loss of step {step} is NaN or infinite: find its cause, or choose melodeon.join(nan='skip') to leave such "
-                "steps out, or nan='ignore'"
+                f"a loss of step {step} is NaN or infinite: find its cause, or choose melodeon.join(nan='skip') to "
+                "leave such steps out, or nan='ignore'"
             )

@@ -1,7 +1,8 @@
 """The two fixed orders of summation, applied to flat rows of gradients.
 
-A fold is given the same slice of every row (all partial sums, or all virtual workers' gradients, in rank order) and returns
-their sum in its order. It may overwrite the slices. Which worker applies it to which slice makes no difference to the bits.
+A fold is given the same slice of every row (all partial sums, or all virtual workers' gradients, in rank order) and
+returns their sum in its order. It may overwrite the slices. Which worker applies it to which slice makes no
+difference to the bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ class TreeFold:
         """One order everywhere: only blocks."""
         return _blocks(start, stop, blocked)
 
-    def apply(self, rows: Sequence[torch.Tensor], start: int) -> torch.Tensor:
+    def apply(self, rows: Sequence[torch.Tensor], start: int) -> torch.Tensor:  # noqa: ARG002  # one order everywhere
         """Add pairs of neighbours up the tree, in place."""
         for into, other in self._additions:
             rows[into].add_(rows[other])

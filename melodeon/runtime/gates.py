@@ -22,7 +22,7 @@ class Turnstile(Protocol):
         """Whether a call made now takes effect: outside the steps, and for the last local virtual worker of one."""
 
     def reach_update(self, caller: str) -> bool:
-        """The virtual worker is done up to its update. True if it is to happen now: `.grad` then holds the job's gradients."""
+        """The virtual worker is done up to its update; True if that happens now: `.grad` is then the job's."""
 
     def begin_update(self, optimizer: torch.optim.Optimizer) -> bool:
         """Note that the optimizer steps; False if this step's update is to be skipped."""
@@ -54,14 +54,15 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, job: Turnstile) -> None:
             return step(**kwargs)
         if _called_by_scaler():
             raise UsageError(
-                f"{type(self).__name__}.step was called by a GradScaler that is not wrapped: pass the scaler to job.wrap(...) too"
+                f"{type(self).__name__}.step was called by a GradScaler that is not wrapped: pass the scaler to "
+                "job.wrap(...) too"
             )
         if not job.reach_update("optimizer.step()"):
             return None
         return step(**kwargs) if job.begin_update(self) else None
 
     @wraps(zero_grad)
-    def gated_zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+    def gated_zero_grad(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         if not job.gradients_needed():
             zero_grad(*args, **kwargs)
 
@@ -71,7 +72,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, job: Turnstile) -> None:
 
 
 def _called_by_scaler() -> bool:
-    """Whether a GradScaler calls the optimizer's `step`: it has just unscaled what lay in `.grad`, which leaves no other trace."""
+    """Whether a GradScaler calls `step`: it has just unscaled what lay in `.grad`, which leaves no other trace."""
     frame = sys._getframe(2)  # the caller of the gate, or the scheduler's wrapper around it
     for _ in range(2):
         if frame.f_globals.get("__name__") == torch.amp.GradScaler.__module__:

@@ -1,12 +1,13 @@
 """Watches for what a script may do inside a step that would make the result depend on who runs what.
 
-Until the update, weights must stay as they are and gradients belong to the job: a script that clips or unscales them by itself,
-runs a backward pass of its own or changes weights would do so between virtual workers that happen to share a worker. Autograd's
-version counters show it, for a few dozen nanoseconds a parameter. Gradients that the job has already taken away cannot show
-anything, so a trip wire takes the place of one of them: a zero that nobody should touch.
+Until the update, weights must stay as they are and gradients belong to the job: a script that clips them by itself,
+runs a backward pass of its own or changes weights would do so between virtual workers that happen to share a worker.
+Autograd's version counters show it, for a few dozen nanoseconds a parameter. Gradients that the job has already taken
+away cannot show anything, so a trip wire takes the place of one of them: a zero that nobody should touch.
 """
 
 from collections.abc import Sequence
+from operator import is_
 
 import torch
 
@@ -46,11 +47,11 @@ class Guard:
         if [param._version for param in self._params] != self._weights:
             changed = [param._version != seen for param, seen in zip(self._params, self._weights, strict=True)]
             raise UsageError(
-                f"{self._names[changed.index(True)]!r} was changed in step {step} before the update, by the script or in a forward "
-                "pass: change weights once per step, after optimizer.step() and under `if job.committed:`"
+                f"{self._names[changed.index(True)]!r} was changed in step {step} before the update, by the script or "
+                "in a forward pass: change weights once per step, after optimizer.step() and under `if job.committed:`"
             )
         gradients = [param.grad for param in self._params]
-        if all(map(_is, gradients, self._gradients)):
+        if all(map(is_, gradients, self._gradients)):
             versions = [-1 if grad is None else grad._version for grad in gradients]
             if versions == self._versions:
                 if self._wired.grad is self._wire:
@@ -60,10 +61,6 @@ class Guard:
         else:
             changed = [now is not seen for now, seen in zip(gradients, self._gradients, strict=True)]
         raise UsageError(
-            f"the gradient of {self._names[changed.index(True)]!r} was changed outside job.backward in step {step}: clip with "
-            "job.clip_grad_norm_(...), wrap the GradScaler, add further losses to the one given to job.backward(loss)"
+            f"the gradient of {self._names[changed.index(True)]!r} was changed outside job.backward in step {step}: "
+            "clip with job.clip_grad_norm_(...), and add further losses to the one given to job.backward(loss)"
         )
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

@@ -70,7 +70,7 @@ class Turn:
     folded: bool = False
     """The final backward pass ran."""
     ended: bool = False
-    """The script asked for the update: what this virtual worker does to buffers and random streams from here on is its own."""
+    """The script asked for the update: what it does to buffers and random streams in the rest of the turn is dropped."""
     header: Header | None = None
     """The exchange is finished and this was agreed."""
 
@@ -283,7 +283,8 @@ class Job:
         if max_norm is None:
             if not isinstance(parameters, int | float):
                 raise UsageError("job.clip_grad_norm_ needs max_norm: clip_grad_norm_(model.parameters(), 1.0)")
-            parameters, max_norm = [p for _, p in state.named_parameters(self._parts.models)], float(parameters)
+            max_norm = float(parameters)
+            parameters = [param for _, param in state.named_parameters(self._parts.models)]
         assert not isinstance(parameters, int | float)
         if not self.reach_update("job.clip_grad_norm_()"):
             return None
@@ -429,8 +430,9 @@ class Job:
         """The script goes on after a `break`: the step it was in must be complete, or not begun."""
         if self._left_inside is not None:
             raise UsageError(
-                f"the loop was left inside step {self._step}, at virtual worker {self._left_inside}, where other workers may not "
-                "stand: leave it after optimizer.step() and under `if job.committed:`, or before the step's first job.backward"
+                f"the loop was left inside step {self._step}, at virtual worker {self._left_inside}, where other workers "
+                "may not stand: leave it after optimizer.step() and under `if job.committed:`, or before the step's first "
+                "job.backward"
             )
         loader, self._unsettled = self._unsettled, None
         if loader is not None:
@@ -531,8 +533,8 @@ class Job:
     def _finish(self) -> None:
         self._finished_at = self._step
         self._metrics.flush()
-        # Stopped by the launcher, the script has since run the end of an epoch that may not be over: the state of the last
-        # boundary is the one to go on from.
+        # Stopped by the launcher, the script has since run the end of an epoch that may not be over: the state of the
+        # last boundary is the one to go on from.
         digest = self._keeper.finish(self._step, store=not self._stopped_in_pass)
         self._journal.event("step", step=self._step, epoch=self._epoch, metrics=dict(self._metrics.latest))
         self._journal.event("end", step=self._step, digest=digest)

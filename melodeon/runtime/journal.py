@@ -35,7 +35,7 @@ class Journal:
 
     @cached_property
     def folder(self) -> Path:
-        """The run's folder; without a launcher it is made when it is first asked for, so not by a script that cannot start."""
+        """The run's folder; without a launcher, made when it is first asked for: not by a script that cannot start."""
         launch = self._launch
         return Path(launch.run_dir) if launch.run_dir else _new_folder(Path(launch.runs_root), launch)
 

@@ -1,7 +1,7 @@
 """When a job's state is digested and stored, and how a restarted job goes on.
 
-At every point of the receipt all workers digest their state and compare: if one of them has drifted (a flipped bit, a bug), the
-run stops there rather than train on.
+At every point of the receipt all workers digest their state and compare: if one of them has drifted (a flipped bit, a
+bug), the run stops there rather than train on.
 """
 
 import json
@@ -71,13 +71,13 @@ class Keeper:
         if found is None or found.step != chosen:
             raise CheckpointError(
                 f"worker 0 resumes from step {chosen}, but worker {self._group.rank} "
-                f"{'finds no good checkpoint' if found is None else f'finds step {found.step}'} in {self._folder.path}: "
+                f"finds {'no good checkpoint' if found is None else f'step {found.step}'} in {self._folder.path}: "
                 "every worker must see the same folder"
             )
         if self._strict and (differs := found.definition.differences(self.definition)):
             raise DefinitionError(
-                f"{found.path.name} was written by a run of another definition ({'; '.join(differs)}): start it as that run "
-                "was started, or pass job.checkpoint(..., strict=False) to go on with other bits"
+                f"{found.path.name} was written by a run of another definition ({'; '.join(differs)}): start it as "
+                "that run was started, or pass job.checkpoint(..., strict=False) to go on with other bits"
             )
         return found
 
@@ -136,15 +136,12 @@ class Keeper:
 
     def _drifted(self, step: int, digest: StateDigest) -> NotBitwise:
         everyone = [json.loads(body) for body in self._group.gather_bytes(json.dumps(digest.leaves).encode())]
-        for worker, leaves in enumerate(everyone):
-            differing = [
-                name for name in dict.fromkeys([*everyone[0], *leaves]) if everyone[0].get(name) != leaves.get(name)
-            ]
-            if differing:
-                break
+        worker = next(number for number, leaves in enumerate(everyone) if leaves != everyone[0])
+        mine, other = everyone[0], everyone[worker]
+        differing = [name for name in dict.fromkeys([*mine, *other]) if mine.get(name) != other.get(name)]
         return NotBitwise(
-            f"after step {step} worker {worker} has another state than worker 0: {len(differing)} values differ, the first is "
-            f"{differing[0]}; its hardware, settings or code differ (`melodeon doctor` checks the machine)"
+            f"after step {step} worker {worker} has another state than worker 0: {len(differing)} values differ, the "
+            f"first is {differing[0]}; its hardware, settings or code differ (`melodeon doctor` checks the machine)"
         )
 
     def _store(self, step: int, state: dict[str, Any]) -> None:

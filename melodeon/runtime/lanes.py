@@ -3,8 +3,8 @@
     pack local rows -> each worker folds its own slice of all rows -> every worker gets every slice
 
 Which worker folds which slice is an arrangement for speed alone; the fold fixes the bits. Three arrangements:
-`SharedLane` (workers of one host read and write each other's rows in shared memory), `GlooLane` (sockets: all_to_all, fold,
-broadcasts in place; same bytes as a ring in two latency steps), `AloneLane` (one worker).
+`SharedLane` (workers of one host read and write each other's rows in shared memory), `GlooLane` (sockets: all_to_all,
+fold, broadcasts in place; same bytes as a ring in two latency steps), `AloneLane` (one worker).
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,9 @@ class Lane(Protocol):
     """One bucket's way between the workers."""
 
     rows: Sequence[torch.Tensor]
-    """This worker's rows on the CPU (or on the device, alone), to be filled before `reduce`; row 0 holds the sum after it."""
+    """This worker's rows on the CPU (or on the device, alone), to be filled before `reduce`; row 0 holds the sum
+    after it.
+    """
 
     def reduce(self) -> None:
         """Exchange and fold. Blocks; every worker calls it for the same buckets in the same order."""

@@ -1,6 +1,7 @@
 """`job.log(...)`: the mean over virtual workers, summed in the fixed order, whoever computed what.
 
-Values are kept as they are (a tensor is not read, so nothing waits for a device) and exchanged every few steps in one message.
+Values are kept as they are (a tensor is not read, so nothing waits for a device) and exchanged every few steps in one
+message.
 """
 
 import json

@@ -107,7 +107,7 @@ def _same_numpy(a: dict[str, Any] | None, b: dict[str, Any] | None) -> bool:
 
 
 def _numpy_values(state: dict[str, Any]) -> tuple[Any, int, int, float]:
-    """Key, position, and the second normal number of a pair, which waits to be handed out without moving the position."""
+    """Key, position, and the second normal number of a pair, which is handed out without moving the position."""
     has_gauss = int(state["has_gauss"])
     return state["state"]["key"], int(state["state"]["pos"]), has_gauss, float(state["gauss"]) if has_gauss else 0.0
 

@@ -3,9 +3,9 @@
     before(rank) -> the backward pass -> after(rank)      for each local virtual worker
     finish()                                              waits for the exchange; every `.grad` is the job's sum
 
-During the last local backward, buckets leave for the other workers as soon as they are full, in one fixed order, carried by one
-background thread. A header of a few integers follows them: which parameters anyone used, whether a loss was not finite,
-whether the random states agree.
+During the last local backward, buckets leave for the other workers as soon as they are full, in one fixed order,
+carried by one background thread. A header of a few integers follows them: which parameters anyone used, whether a
+loss was not finite, whether the random states agree.
 """
 
 from abc import ABC, abstractmethod
@@ -100,7 +100,7 @@ class Reducer(ABC):
     def _needs_hooks(self) -> bool:
         return self.group.size > 1
 
-    # -- the exchange ---------------------------------------------------------------------------------------------------
+    # -- the exchange ------------------------------------------------------------------------------------------------
 
     def _open_lanes(self, buckets: tuple[Bucket, ...], counts: Sequence[int], fold: Callable[[Bucket], Fold]) -> None:
         """Make the buffers; worker w has `counts[w]` rows a bucket."""

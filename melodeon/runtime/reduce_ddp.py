@@ -1,7 +1,7 @@
 """`order="ddp"`: bit for bit what stock DistributedDataParallel over V gloo processes computes.
 
-Gradients times 1/V go into DDP's own buckets, one flat row per virtual worker, and are summed in gloo's ring order. The price
-of another framework's order is memory: one set of gradients per local virtual worker.
+Gradients times 1/V go into DDP's own buckets, one flat row per virtual worker, and are summed in gloo's ring order.
+The price of another framework's order is memory: one set of gradients per local virtual worker.
 """
 
 import json

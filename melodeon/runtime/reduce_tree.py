@@ -1,8 +1,8 @@
 """`order="tree"`: gradients folded in place into maximal aligned subtrees as virtual workers finish.
 
-A binary counter: after virtual rank v the stack holds the nodes that cover the ranks done so far, at most log2(V) + 1 sets
-of gradients. Neighbours (2k, 2k+1) share `.grad`: autograd's own in-place addition is the tree's leaf pair, so half of the
-additions cost nothing extra. A missing gradient counts as zeros, wherever the additions happen.
+A binary counter: after virtual rank v the stack holds the nodes that cover the ranks done so far, at most log2(V) + 1
+sets of gradients. Neighbours (2k, 2k+1) share `.grad`: autograd's own in-place addition is the tree's leaf pair, so
+half of the additions cost nothing extra. A missing gradient counts as zeros, wherever the additions happen.
 """
 
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ class TreeReducer(Reducer):
         self._stack[-1].grads = [param.grad for param in self.params]
         self.drop_gradients()
 
-    # -- the exchange between workers -----------------------------------------------------------------------------------
+    # -- the exchange between workers --------------------------------------------------------------------------------
 
     def _fill(self, number: int, rows: Sequence[torch.Tensor]) -> None:
         bucket = self._buckets[number]

@@ -1,7 +1,7 @@
 """The whole state of a job at a step's boundary, as one tree: captured, digested, stored, restored.
 
-Everything that the next step depends on is in it, and nothing that depends on the assignment: any worker's capture is the
-job's. Names are those of the user's `state_dict()`s.
+Everything that the next step depends on is in it, and nothing that depends on the assignment: any worker's capture is
+the job's. Names are those of the user's `state_dict()`s.
 """
 
 from collections.abc import Mapping, Sequence

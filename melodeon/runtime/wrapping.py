@@ -60,8 +60,8 @@ def check_model(model: torch.nn.Module) -> None:
             child, torch.nn.Embedding | torch.nn.EmbeddingBag
         ):
             raise UsageError(
-                f"{name!r} has max_norm={child.max_norm}, which changes weights in every forward pass: use max_norm=None and "
-                "renormalise after optimizer.step(), under `if job.committed:`"
+                f"{name!r} has max_norm={child.max_norm}, which changes weights in every forward pass: use max_norm=None "
+                "and renormalise after optimizer.step(), under `if job.committed:`"
             )
 
 
@@ -95,8 +95,8 @@ def check_schedulers(parts: Parts) -> None:
             getattr(found, "optimizer", None) is optimizer for one in held for found in (one, *_attributes(one))
         ):
             raise UsageError(
-                f"an LR scheduler of {type(optimizer).__name__} is not wrapped: pass it to job.wrap(...) too, so that it steps "
-                "once per step and is kept in checkpoints"
+                f"an LR scheduler of {type(optimizer).__name__} is not wrapped: pass it to job.wrap(...) too, so that it "
+                "steps once per step and is kept in checkpoints"
             )
 
 
@@ -105,7 +105,7 @@ def _attributes(owner: object) -> list[object]:
 
 
 def refuse_strangers(parts: Parts, in_step: Callable[[], bool], committed: Callable[[], bool]) -> RemovableHandle:
-    """From now on an optimizer that is not the job's must not step inside the loop: it would follow one worker's gradients."""
+    """From now on an optimizer that is not the job's must not step in the loop: it would follow one worker's gradients."""
     known = {id(param) for _, param in named_parameters(parts.models)}
     ours = {id(optimizer) for optimizer in parts.optimizers}
 
@@ -116,8 +116,8 @@ def refuse_strangers(parts: Parts, in_step: Callable[[], bool], committed: Calla
         if inside and committed():  # an optimizer inside one of ours
             return
         raise UsageError(
-            f"{type(optimizer).__name__} stepped inside the training loop and is not wrapped: pass it, and the model that it "
-            "updates, to job.wrap(...)"
+            f"{type(optimizer).__name__} stepped inside the training loop and is not wrapped: pass it, and the model that "
+            "it updates, to job.wrap(...)"
         )
 
     handle: RemovableHandle = register_optimizer_step_pre_hook(check)

@@ -1,5 +1,7 @@
 """Laws of gloo's ring order; that it is gloo's is shown in tests/runtime/test_reduce.py."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def test_the_fold_takes_every_rank_once_and_ends_at_the_chunk_s_own(place: tuple
     order = ring.fold_order(chunk, virtual_workers)
     assert sorted(order) == list(range(virtual_workers))
     assert order[-1] == chunk
-    assert all((a - b) % virtual_workers == 1 % virtual_workers for a, b in zip(order, order[1:], strict=False))
+    assert all((a - b) % virtual_workers == 1 % virtual_workers for a, b in pairwise(order))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 from torch.utils.data import IterableDataset
 
@@ -58,7 +58,7 @@ class Script:
 
     def loss(self, batch: Any) -> torch.Tensor:
         x, y = batch
-        return F.cross_entropy(self.model(x), y)
+        return cross_entropy(self.model(x), y)
 
     def train(self, body: "Callable[[Script, Any], None]", epochs: int = 1) -> None:
         for _ in self.job.epochs(epochs):
@@ -75,7 +75,7 @@ def refused(match: str, kind: type[Exception] = UsageError) -> Any:
     return pytest.raises(kind, match=match)
 
 
-# -- join ---------------------------------------------------------------------------------------------------------------
+# -- join ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_wrong_argument_of_join_ends_a_plain_script_with_one_sentence_and_no_r
     assert not (tmp_path / ".melodeon").exists()
 
 
-# -- setting up ---------------------------------------------------------------------------------------------------------
+# -- setting up ----------------------------------------------------------------------------------------------------
 
 
 def test_nothing_to_wrap(join: Join) -> None:
@@ -161,7 +161,9 @@ def test_no_optimizer(join: Join) -> None:
 def test_an_optimizer_of_foreign_parameters(join: Join) -> None:
     job = join()
     job.wrap(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(3, 5).parameters(), lr=0.1))
-    with refused(r"optimizer 0 \(SGD\) updates 2 parameters, the first of shape \(5, 3\), that belong to no wrapped model"):
+    with refused(
+        r"optimizer 0 \(SGD\) updates 2 parameters, the first of shape \(5, 3\), that belong to no wrapped model"
+    ):
         next(iter(job.epochs(1)))
 
 
@@ -264,7 +266,7 @@ def test_setting_up_too_late(join: Join, tmp_path: Path) -> None:
                 call()
 
 
-# -- the loop -----------------------------------------------------------------------------------------------------------
+# -- the loop ------------------------------------------------------------------------------------------------------
 
 
 def steps_twice(script: Script, batch: Any) -> None:
@@ -457,7 +459,7 @@ def test_a_buffer_that_changes_its_shape(join: Join) -> None:
         script.train(Script.good)
 
 
-# -- several workers ----------------------------------------------------------------------------------------------------
+# -- several workers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -469,7 +471,13 @@ def test_a_buffer_that_changes_its_shape(join: Join) -> None:
         (bad_cases.train, (2, 2), {"order": "ring"}, 2, "order='ring' is not known"),
         (bad_cases.train, (3, 1), {"uneven_break": True}, 2, "the loop was left inside step 1, at virtual worker 1"),
         (bad_cases.train, (2, 2), {"grow_at": 1}, 2, "the dataset has 17 samples and had 16 when the loader was made"),
-        (bad_cases.other_weights, (2, 2), {}, 2, "the model differs between workers: '1.bias' of worker 1 is not worker 0's"),
+        (
+            bad_cases.other_weights,
+            (2, 2),
+            {},
+            2,
+            "the model differs between workers: '1.bias' of worker 1 is not worker 0's",
+        ),
         (bad_cases.other_shape, (2, 2), {}, 2, "the model differs between workers: '1.weight' of worker 1"),
         (bad_cases.drifts, (2, 2), {}, 6, "after step 2 worker 1 has another state than worker 0"),
         (bad_cases.fails, (2, 2), {}, 1, "the script's own mistake"),
@@ -485,10 +493,29 @@ def test_several_workers(
     assert len(ended.errors) <= len(split), "every worker says it once"
 
 
+@pytest.mark.parametrize("order", ["tree", "ddp"])
+@pytest.mark.parametrize("split", [(4,), (2, 2), (3, 1), (1, 1, 1, 1)])
+def test_clipping_by_hand_is_refused_on_every_split(order: str, split: tuple[int, ...], tmp_path: Path) -> None:
+    """On some of them the gradients are elsewhere by then, and it would do nothing without a word."""
+    ended = run(bad_cases.clips_by_itself, split, tmp_path / "run", order=order)
+    assert set(ended.codes) == {2}
+    assert "clip with job.clip_grad_norm_" in ended.errors[0]
+
+
 def test_more_workers_than_virtual_workers(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import melodeon\nmelodeon.join(virtual_workers=1)\n")
-    command = [sys.executable, "-m", "melodeon", "run", "--workers", "2", "--runs-root", str(tmp_path / "runs"), str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "melodeon",
+        "run",
+        "--workers",
+        "2",
+        "--runs-root",
+        str(tmp_path / "runs"),
+        str(script),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "2 workers cannot share 1 virtual workers" in ended.stderr

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from melodeon.core import receipt as receipts
 from melodeon.core.definition import Definition
 from melodeon.core.launch import Launch
-from melodeon.core.receipt import Receipt
 from melodeon.runtime.digest import digest_state
 from melodeon.runtime.journal import Journal
 
@@ -28,10 +28,10 @@ def test_worker_0_writes_the_files(tmp_path: Path) -> None:
         journal.metrics({"step": step, "loss": 0.5})
     journal.close()
     assert json.loads((tmp_path / "definition.json").read_text()) == {"seed": 1}
-    receipt = Receipt.parse((tmp_path / "receipt.jsonl").read_text())
+    receipt = receipts.parse((tmp_path / "receipt.jsonl").read_text().splitlines())
     assert [entry.step for entry in receipt.entries] == [1, 2]
     assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2, 2]
-    assert [row["digest"] for row in lines(tmp_path / "states.jsonl")][0] == receipt.entries[0].digest
+    assert lines(tmp_path / "states.jsonl")[0]["digest"] == receipt.entries[0].digest
 
 
 def test_other_workers_write_none(tmp_path: Path) -> None:

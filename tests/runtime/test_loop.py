@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 
 from tests.runtime.loop import cases, parts
 from tests.runtime.loop.crew import Case, Ended, run
@@ -16,7 +16,9 @@ STEPS = 5
 orders = pytest.mark.parametrize("order", ["tree", "ddp"])
 
 
-def on_every_split(case: Case, tmp_path: Path, splits: tuple[tuple[int, ...], ...] = SPLITS, **options: object) -> Ended:
+def on_every_split(
+    case: Case, tmp_path: Path, splits: tuple[tuple[int, ...], ...] = SPLITS, **options: object
+) -> Ended:
     """Run the case on every split, compare all states and what it told; return the run on one worker."""
     first = run(case, splits[0], tmp_path / "0", **options).well()
     assert first.states, "nothing was trained"
@@ -165,7 +167,9 @@ def test_two_loaders_and_a_second_loop(order: str, tmp_path: Path) -> None:
 
 @orders
 @pytest.mark.parametrize("uneven", ["exact", "pad", "drop"])
-def test_a_dataset_that_does_not_divide_gives_the_mean_over_its_samples(order: str, uneven: str, tmp_path: Path) -> None:
+def test_a_dataset_that_does_not_divide_gives_the_mean_over_its_samples(
+    order: str, uneven: str, tmp_path: Path
+) -> None:
     ended = on_every_split(cases.logs, tmp_path, order=order, uneven=uneven)
     expected = by_hand(uneven)
     assert len(ended.said) == len(expected)
@@ -191,7 +195,7 @@ def by_hand(uneven: str) -> list[tuple[torch.Tensor, float, float]]:
         for size in blocks:
             samples = torch.arange(start, start + size) % 23
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs[samples]), targets[samples])
+            loss = cross_entropy(model(inputs[samples]), targets[samples])
             loss.backward()
             optimizer.step()
             ranks = [position % 5 for position in range(start, start + size)]
@@ -212,14 +216,15 @@ def test_one_virtual_worker_is_plain_training(order: str, tmp_path: Path) -> Non
     model = torch.nn.Linear(parts.FEATURES, parts.CLASSES)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for x, y in torch.utils.data.DataLoader(parts.data(), batch_size=11):
-        F.cross_entropy(model(x), y).backward()
+        cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert said == [float(value) for value in model.weight.flatten()]
+    assert said == [float(value) for value in model.weight.detach().flatten()]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @orders
 def test_compiled_models(order: str, tmp_path: Path) -> None:
-    (said,) = on_every_split(cases.compiled, tmp_path, order=order).said
+    (said,) = on_every_split(cases.compiled, tmp_path, SPLITS[:2], order=order, limit_s=240.0).said
     assert said == {"tracked": 8}

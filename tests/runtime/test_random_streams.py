@@ -3,7 +3,7 @@
 import json
 import random
 
-import numpy
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +28,7 @@ def _own_generators() -> object:
 
 
 def draw() -> Draw:
-    return random.random(), float(numpy.random.rand()), float(torch.rand(()))
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
 def test_a_derived_stream_depends_on_its_name_alone() -> None:
@@ -113,9 +113,9 @@ def test_unequal_streams_are_left_alone_by_what_the_update_draws() -> None:
 def test_the_second_normal_of_a_pair_counts() -> None:
     """numpy keeps it aside: the position is the same before and after it is handed out."""
     seed_all(9, CPU)
-    numpy.random.randn()
+    np.random.randn()
     one = read_generators(CPU)
-    numpy.random.randn()
+    np.random.randn()
     two = read_generators(CPU)
     assert one.numpy is not None
     assert two.numpy is not None
@@ -124,9 +124,7 @@ def test_the_second_normal_of_a_pair_counts() -> None:
     assert one.digest() != two.digest()
 
 
-@pytest.mark.parametrize(
-    "change", [random.random, numpy.random.rand, lambda: torch.rand(()), lambda: random.gauss(0, 1)]
-)
+@pytest.mark.parametrize("change", [random.random, np.random.rand, lambda: torch.rand(()), lambda: random.gauss(0, 1)])
 def test_a_change_of_any_generator_shows(change: object) -> None:
     before = read_generators(CPU)
     change()  # type: ignore[operator]
@@ -138,11 +136,11 @@ def test_a_change_of_any_generator_shows(change: object) -> None:
 
 def test_states_survive_json() -> None:
     seed_all(9, CPU)
-    random.gauss(0, 1), numpy.random.randn(), torch.randn(3)
+    random.gauss(0, 1), np.random.randn(), torch.randn(3)
     state = read_generators(CPU)
-    expected = random.gauss(0, 1), float(numpy.random.randn()), torch.randn(3).tolist()
+    expected = random.gauss(0, 1), float(np.random.randn()), torch.randn(3).tolist()
     write_generators(Generators.from_plain(json.loads(json.dumps(state.to_plain()))), CPU)
-    assert (random.gauss(0, 1), float(numpy.random.randn()), torch.randn(3).tolist()) == expected
+    assert (random.gauss(0, 1), float(np.random.randn()), torch.randn(3).tolist()) == expected
 
 
 @pytest.mark.parametrize("equal", [True, False])

@@ -1,4 +1,4 @@
-"""A job that was ended anywhere and started again, on any number of workers, goes on with the bits of an undisturbed run."""
+"""A job that was ended anywhere and started again on any number of workers goes on with the undisturbed run's bits."""
 
 from functools import cache
 from pathlib import Path
@@ -22,8 +22,12 @@ def undisturbed(case: str, order: str, **options: object) -> dict[int, str]:
     return run(getattr(cases, case), (5,), folder, launch=KEEP, order=order, kept="-", every=0, **options).well().states
 
 
-def resume(case: str, order: str, counts: tuple[int, ...], tmp_path: Path, name: str = "again", **options: object) -> Ended:
-    return run(getattr(cases, case), counts, tmp_path / name, launch=KEEP, order=order, kept=str(tmp_path / "kept"), **options)
+def resume(
+    case: str, order: str, counts: tuple[int, ...], tmp_path: Path, name: str = "again", **options: object
+) -> Ended:
+    return run(
+        getattr(cases, case), counts, tmp_path / name, launch=KEEP, order=order, kept=str(tmp_path / "kept"), **options
+    )
 
 
 def check(ended: Ended, reference: dict[int, str], first: int) -> None:
@@ -39,8 +43,12 @@ def check(ended: Ended, reference: dict[int, str], first: int) -> None:
     [
         pytest.param((7, 0, "before", 6), (5,), (2, 3), 7, id="in mid-epoch, before the update: 1 worker to 2"),
         pytest.param((7, 1, "after", 6), (1, 3, 1), (5,), 7, id="in mid-epoch, after the update: 3 workers to 1"),
-        pytest.param((10, 1, "after", 8), (3, 2), (2, 1, 2), 9, id="at an epoch's last step, not yet stored: 2 workers to 3"),
-        pytest.param((10, 0, "tail", 10), (3, 2), (1, 4), 11, id="in the epoch's end: its schedule is neither lost nor doubled"),
+        pytest.param(
+            (10, 1, "after", 8), (3, 2), (2, 1, 2), 9, id="at an epoch's last step, not yet stored: 2 workers to 3"
+        ),
+        pytest.param(
+            (10, 0, "tail", 10), (3, 2), (1, 4), 11, id="in the epoch's end: its schedule is neither lost nor doubled"
+        ),
     ],
 )
 def test_after_a_kill(
@@ -55,7 +63,9 @@ def test_after_a_kill(
     assert killed.codes[kill[1]] == -9
     ended = resume("train", order, after, tmp_path)
     check(ended, undisturbed("train", order), first)
-    assert [note for note in ended.notes if f"at step {first - 1}" in note] == ended.notes  # said once, not by every worker
+    assert [
+        note for note in ended.notes if f"at step {first - 1}" in note
+    ] == ended.notes  # said once, not by every worker
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -1,8 +1,8 @@
 """Scripts with one mistake each, for several workers."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import melodeon
 from tests.runtime.loop import parts
@@ -21,7 +21,7 @@ def train(virtual_workers: int = 4, uneven_break: bool = False, grow_at: int | N
         for number, (x, y) in enumerate(loader):
             if uneven_break and number == 4:
                 break
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -47,7 +47,7 @@ def other_weights() -> None:
     if job.worker == 1:
         with torch.no_grad():
             model[1].bias[2] += 1e-6
-    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in job.epochs(1):
         pass
 
@@ -56,7 +56,7 @@ def other_shape() -> None:
     """Worker 1 has a layer more."""
     job = melodeon.join(virtual_workers=4, seed=1)
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(1 + job.worker)])
-    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in job.epochs(1):
         pass
 
@@ -69,7 +69,7 @@ def drifts() -> None:
     loader = job.loader(parts.data(16), batch_size=1)
     for _ in job.epochs(1):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
             if job.committed and job.step == 2 and job.worker == 1:
@@ -87,6 +87,20 @@ def fails() -> None:
         for x, y in loader:
             if job.worker == 1 and job.step == 1:
                 raise ZeroDivisionError("the script's own mistake")
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def clips_by_itself(order: str) -> None:
+    """Clips what lies in `.grad`, which is not yet the job's."""
+    job = melodeon.join(virtual_workers=4, seed=1, order=order)
+    model = nn.Linear(parts.FEATURES, parts.CLASSES)
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = job.loader(parts.data(16), batch_size=1)
+    for _ in job.epochs(1):
+        for x, y in loader:
+            job.backward(cross_entropy(model(x), y))
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
             optimizer.zero_grad()

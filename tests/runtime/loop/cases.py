@@ -3,10 +3,10 @@
 import random
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +20,7 @@ V = 5
 
 
 def groups_and_schedules(order: str) -> None:
-    """Two optimizers, parameter groups, a schedule by step (made after wrap) and one by epoch (made before), clipping."""
+    """Two optimizers, parameter groups, clipping; a schedule by step (made after wrap), one by epoch (made before)."""
     job = melodeon.join(virtual_workers=V, seed=3, order=order)
     body, head = nn.Sequential(nn.Linear(parts.FEATURES, 16), nn.Dropout(0.3), nn.Tanh()), nn.Linear(16, parts.CLASSES)
     decay = [{"params": [body[0].weight], "weight_decay": 0.1}, {"params": [body[0].bias], "lr": 0.05}]
@@ -33,7 +33,7 @@ def groups_and_schedules(order: str) -> None:
     norms: list[float] = []
     for _ in job.epochs(2):
         for x, y in loader:
-            loss = F.cross_entropy(head(body(x)), y)
+            loss = cross_entropy(head(body(x)), y)
             job.backward(loss)
             norm = job.clip_grad_norm_([*body.parameters(), *head.parameters()], 0.5)
             first.step()
@@ -44,7 +44,9 @@ def groups_and_schedules(order: str) -> None:
             if norm is not None:
                 norms.append(float(norm))
         by_epoch.step()
-    tell({"norms": norms, "lr": [first.param_groups[0]["lr"], second.param_groups[0]["lr"]], "steps": by_step.last_epoch})
+    tell(
+        {"norms": norms, "lr": [first.param_groups[0]["lr"], second.param_groups[0]["lr"]], "steps": by_step.last_epoch}
+    )
 
 
 def amp(order: str) -> None:
@@ -59,7 +61,7 @@ def amp(order: str) -> None:
     for _ in job.epochs(1):
         for x, y in loader:
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = F.cross_entropy(model(x), y)
+                loss = cross_entropy(model(x), y)
             if job.step == 2 and job.virtual_rank == 3:
                 loss = loss + _overflow(model[0].weight)
             job.backward(scaler.scale(loss))
@@ -110,7 +112,7 @@ def layouts(order: str) -> None:
     for _ in job.epochs(1):
         for x, y in loader:
             hidden = model[:7](x.to(memory_format=torch.channels_last))
-            job.backward(F.cross_entropy(model[7](hidden.bfloat16()).float(), y))
+            job.backward(cross_entropy(model[7](hidden.bfloat16()).float(), y))
             job.clip_grad_norm_(model.parameters(), 0.3)
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
@@ -129,7 +131,7 @@ def tied(order: str, num_workers: int) -> None:
     for _ in job.epochs(1):
         for tokens in loader:
             logits = model(tokens[:, :-1]).flatten(0, 1)
-            job.backward(F.cross_entropy(logits, tokens[:, 1:].flatten()))
+            job.backward(cross_entropy(logits, tokens[:, 1:].flatten()))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -143,7 +145,7 @@ def two_passes(order: str) -> None:
     loader = job.loader(parts.data(), batch_size=3)
     for _ in job.epochs(1):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y), more=True)
+            job.backward(cross_entropy(model(x), y), more=True)
             job.backward(0.1 * model[0](x).square().mean())
             optimizer.step()
             optimizer.zero_grad()
@@ -156,12 +158,12 @@ class Tokens(torch.utils.data.Dataset[torch.Tensor]):
         return 37
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        noise = random.randrange(3) + int(numpy.random.randint(3)) + torch.randint(0, 3, (6,))
+        noise = random.randrange(3) + int(np.random.randint(3)) + torch.randint(0, 3, (6,))
         return (torch.arange(6) * index + noise) % 12
 
 
 def branches(order: str) -> None:
-    """A layer unused by some virtual workers in odd steps, by all in step 2; one that is never used. Weight decay on all."""
+    """A layer unused by some virtual workers in odd steps, by all in step 2; one never used. All have weight decay."""
     job = melodeon.join(virtual_workers=V, seed=4, order=order, find_unused_parameters=order == "ddp")
     model = parts.Branches()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5)
@@ -172,7 +174,7 @@ def branches(order: str) -> None:
         for x, y in loader:
             step, before = job._step, model.extra.weight.detach().clone()
             some = job.virtual_rank in (1, 4) if step % 2 else True
-            job.backward(F.cross_entropy(model(x, extra=some and step != 2), y))
+            job.backward(cross_entropy(model(x, extra=some and step != 2), y))
             optimizer.step()
             if job.committed:
                 kept.append([model.extra.weight.grad is None, torch.equal(before, model.extra.weight)])
@@ -181,7 +183,7 @@ def branches(order: str) -> None:
 
 
 def keepsakes(order: str) -> None:
-    """An averaged model and a counter registered with the job; an evaluation between epochs that draws and runs the model."""
+    """An averaged model and a counter, registered; an evaluation between epochs that draws and runs the model."""
     job = melodeon.join(virtual_workers=V, seed=6, order=order)
     model = parts.cnn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -192,7 +194,7 @@ def keepsakes(order: str) -> None:
     loader = job.loader(parts.images(), batch_size=2, shuffle=True)
     for _ in job.epochs(3):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             average.update_parameters(model)
             counter.step(0.5)
@@ -206,7 +208,7 @@ def keepsakes(order: str) -> None:
 def evaluate(model: nn.Module) -> float:
     """Draws from all generators, in training mode and then not."""
     with torch.no_grad():
-        noise = torch.randn(4, 3, 6, 6) + random.random() + float(numpy.random.randn())
+        noise = torch.randn(4, 3, 6, 6) + random.random() + float(np.random.randn())
         first = model(noise)
         model.eval()
         score = float((first + model(noise)).sum()) + float(torch.dropout(noise, 0.5, True).sum())
@@ -244,7 +246,7 @@ def logs(order: str, uneven: str = "exact", num_samples: int = 23) -> None:
     loader = job.loader(parts.data(num_samples), batch_size=2, uneven=uneven)
     for _ in job.epochs(2):
         for x, y in loader:
-            loss = F.cross_entropy(model(x), y)
+            loss = cross_entropy(model(x), y)
             job.backward(loss)
             optimizer.step()
             job.log(loss=loss, rank=job.virtual_rank, first=1.0 if job.virtual_rank == 0 else None)
@@ -256,13 +258,17 @@ def logs(order: str, uneven: str = "exact", num_samples: int = 23) -> None:
 def recomputed(order: str, reentrant: bool) -> None:
     """Activation checkpointing of layers with Dropout and BatchNorm."""
     job = melodeon.join(virtual_workers=V, seed=9, order=order)
-    lift, body, head = nn.Linear(parts.FEATURES, 12), nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.4)), nn.Linear(12, 4)
+    lift, body, head = (
+        nn.Linear(parts.FEATURES, 12),
+        nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.4)),
+        nn.Linear(12, 4),
+    )
     optimizer = torch.optim.Adam([*lift.parameters(), *body.parameters(), *head.parameters()], lr=0.01)
     lift, body, head, optimizer = job.wrap(lift, body, head, optimizer)
     loader = job.loader(parts.data(), batch_size=3, shuffle=True)
     for _ in job.epochs(1):
         for x, y in loader:
-            job.backward(F.cross_entropy(head(checkpoint(body, lift(x), use_reentrant=reentrant)), y))
+            job.backward(cross_entropy(head(checkpoint(body, lift(x), use_reentrant=reentrant)), y))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -277,7 +283,7 @@ def shared_recomputed(order: str) -> None:
     for _ in job.epochs(1):
         for x, y in loader:
             hidden = checkpoint(model, x.requires_grad_(), use_reentrant=True)
-            job.backward(F.cross_entropy(checkpoint(model, hidden, use_reentrant=True), y))
+            job.backward(cross_entropy(checkpoint(model, hidden, use_reentrant=True), y))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -294,7 +300,7 @@ def thaw(order: str, where: str) -> None:
         for x, y in loader:
             if where == "before" and job.step == 2:
                 model[0].requires_grad_(True)
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
             if where == "after" and job.committed and job.step == 2:
@@ -314,7 +320,7 @@ def breaks(order: str) -> None:
         for x, y in loader:
             if epoch == 1 and job.step == 5:
                 break
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
             if job.committed and job.step in (2, 8):
@@ -336,7 +342,7 @@ def not_finite(order: str, nan: str) -> None:
         for x, y in loader:
             if job._step == 1 and job.virtual_rank == 0:
                 x = x * float("nan")
-            job.backward(scaler.scale(F.cross_entropy(model(x), y)))
+            job.backward(scaler.scale(cross_entropy(model(x), y)))
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -352,7 +358,7 @@ def buffers(order: str) -> None:
     loader = job.loader(parts.data(), batch_size=2)
     for _ in job.epochs(2):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
             model.heat.mul_(0.5)
@@ -385,12 +391,12 @@ def draws_after(order: str) -> None:
     loader = job.loader(parts.data(), batch_size=2)
     for _ in job.epochs(1):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
             torch.rand(3)
             random.random()
-            numpy.random.randn()
+            np.random.randn()
 
 
 def draws_unequally(order: str) -> None:
@@ -402,11 +408,11 @@ def draws_unequally(order: str) -> None:
     loader = job.loader(parts.data(), batch_size=2)
     for _ in job.epochs(1):
         for x, y in loader:
-            noise = [numpy.random.randn() for _ in range(1 if job.virtual_rank in (0, 3) else 2)]
-            job.backward(F.cross_entropy(model(x) + float(noise[0]), y) * float(1.0 + 0.1 * noise[-1]))
+            noise = [np.random.randn() for _ in range(1 if job.virtual_rank in (0, 3) else 2)]
+            job.backward(cross_entropy(model(x) + float(noise[0]), y) * float(1.0 + 0.1 * noise[-1]))
             optimizer.step()
             optimizer.zero_grad()
-            numpy.random.randn()
+            np.random.randn()
 
 
 def compiled(order: str) -> None:
@@ -418,7 +424,7 @@ def compiled(order: str) -> None:
     loader = job.loader(parts.images(40), batch_size=2, shuffle=True)
     for _ in job.epochs(2):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
     tell({"tracked": int(model.get_buffer("_orig_mod.1.num_batches_tracked"))})
@@ -436,7 +442,7 @@ def two_loaders(order: str) -> None:
         for epoch in job.epochs(count):
             for loader in loaders:
                 for x, y in loader:
-                    job.backward(F.cross_entropy(model(x), y))
+                    job.backward(cross_entropy(model(x), y))
                     optimizer.step()
                     optimizer.zero_grad()
             seen.append(epoch)
@@ -452,7 +458,7 @@ def eight(order: str) -> None:
     loader = job.loader(parts.data(), batch_size=2, shuffle=True)
     for _ in job.epochs(1):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             job.clip_grad_norm_(0.1)
             optimizer.step()
             optimizer.zero_grad()
@@ -467,7 +473,7 @@ def alone(order: str) -> None:
     loader = job.loader(parts.data(), batch_size=11)
     for _ in job.epochs(1):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
-    tell([float(value) for value in model.weight.flatten()])
+    tell([float(value) for value in model.weight.detach().flatten()])

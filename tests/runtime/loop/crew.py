@@ -1,7 +1,7 @@
 """Workers of a job as forks of one process that has torch loaded: a run of three workers takes well under a second.
 
-The forks are real worker processes with their own launch value, log and exit code. What they run is a function of a case
-module, called with keyword options; it joins the job as a script would. `tests/cli` and `tests/backends` test the launcher.
+The forks are real worker processes with their own launch value, log and exit code. What they run is a function of a
+case module, called with keyword options; it joins the job as a script would. The launcher has tests of its own.
 """
 
 import atexit
@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -77,7 +77,15 @@ class Ended:
         return self
 
 
-def run(case: Case, counts: Sequence[int], folder: Path, *, launch: Launch | None = None, **options: Any) -> Ended:
+def run(
+    case: Case,
+    counts: Sequence[int],
+    folder: Path,
+    *,
+    launch: Launch | None = None,
+    limit_s: float = LIMIT_S,
+    **options: Any,
+) -> Ended:
     """Run `case(**options)` on `len(counts)` workers to the end of all of them."""
     folder.mkdir(parents=True)
     base = replace(
@@ -92,9 +100,15 @@ def run(case: Case, counts: Sequence[int], folder: Path, *, launch: Launch | Non
         CONTEXT.Process(target=_work, args=(name, asdict(replace(base, worker=worker)), options))
         for worker in range(len(counts))
     ]
-    for worker in workers:
-        worker.start()
-    _watch(workers)
+    try:
+        for worker in workers:
+            worker.start()
+        _watch(workers, limit_s)
+    finally:
+        for worker in workers:
+            if worker.pid is not None and worker.exitcode is None:
+                worker.kill()
+                worker.join()
     return Ended(folder, tuple(worker.exitcode for worker in workers))
 
 
@@ -107,8 +121,8 @@ def tell(value: Any) -> None:
             file.write(json.dumps({"value": value}) + "\n")
 
 
-def _watch(workers: Sequence[Any]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+def _watch(workers: Sequence[Any], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
     failed = False
     running = list(workers)
     while running and time.monotonic() < deadline:
@@ -118,9 +132,6 @@ def _watch(workers: Sequence[Any]) -> None:
         running = [worker for worker in running if worker.exitcode is None]
         if not failed and any(worker.exitcode for worker in workers):
             failed, deadline = True, min(deadline, time.monotonic() + GRACE_S)
-    for worker in running:
-        worker.kill()
-        worker.join()
 
 
 def _work(case: str, fields: dict[str, Any], options: dict[str, Any]) -> None:
@@ -134,14 +145,8 @@ def _work(case: str, fields: dict[str, Any], options: dict[str, Any]) -> None:
     module, _, function = case.partition(":")
     try:
         getattr(importlib.import_module(module), function)(**options)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever ends a script goes through its hook
         sys.excepthook(*sys.exc_info())
         atexit._run_exitfuncs()
         os._exit(1)
     atexit._run_exitfuncs()
-
-
-def every_split(splits: Sequence[Sequence[int]]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Splits with a name for folders and messages."""
-    for split in splits:
-        yield "-".join(str(count) for count in split), tuple(split)

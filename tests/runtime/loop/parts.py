@@ -1,4 +1,4 @@
-"""Small models and data that the cases share. Everything is drawn from generators of its own: nothing of the job's is used."""
+"""Small models and data that the cases share. Data is drawn from generators of its own, never from the job's."""
 
 import torch
 from torch import nn

@@ -1,8 +1,8 @@
 """What the process that workers are forked from has loaded: torch, and what the first optimizer would import."""
 
 import torch
-import torch._dynamo  # noqa: F401  # the first optimizer imports it
-import torch.utils.checkpoint  # noqa: F401
+import torch._dynamo  # the first optimizer imports it
+import torch.utils.checkpoint
 
 import melodeon.runtime.join  # noqa: F401
 

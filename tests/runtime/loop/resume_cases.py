@@ -6,10 +6,10 @@ import signal
 import time
 from pathlib import Path
 
-import numpy
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
@@ -31,10 +31,10 @@ def train(
     save: bool = False,
     thaw_at: int | None = None,
 ) -> None:
-    """Everything that has state: BatchNorm, Dropout, momentum, schedules by step and by epoch, a scaler, an average, a counter.
+    """Everything that has state: BatchNorm, momentum, schedules by step and by epoch, a scaler, an average, a counter.
 
-    `kill=(step, worker, where, stored)` ends that worker with SIGKILL at that step, before or after the update or in the
-    epoch's end, as soon as the checkpoint of step `stored` is on the disk.
+    `kill=(step, worker, where, stored)` ends that worker with SIGKILL at that step, before or after the update or in
+    the epoch's end, as soon as the checkpoint of step `stored` is on the disk.
     """
     job = melodeon.join(virtual_workers=V, seed=seed, order=order)
     model = nn.Sequential(*parts.cnn(), nn.Dropout(0.2))
@@ -57,7 +57,7 @@ def train(
 
     for _ in job.epochs(epochs):
         for x, y in loader:
-            loss = F.cross_entropy(model(x), y)
+            loss = cross_entropy(model(x), y)
             job.backward(scaler.scale(loss))
             die("before")
             scaler.step(optimizer)
@@ -66,7 +66,7 @@ def train(
             average.update_parameters(model)
             counter.step(1.0)
             optimizer.zero_grad()
-            random.random(), numpy.random.randn(), torch.rand(2)
+            random.random(), np.random.randn(), torch.rand(2)
             if job.committed:
                 die("after")
                 if job.step == thaw_at:
@@ -90,7 +90,7 @@ def breaking(order: str, kept: str, every: int = 2, kill: tuple[int, int, int] |
         job.checkpoint(kept, every=every)
     for _ in job.epochs(3):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x), y))
+            job.backward(cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
             if job.committed and job.step % 3 == 0:
@@ -109,7 +109,7 @@ def narrowing(order: str, kept: str) -> None:
     loader = job.loader(parts.data(8), batch_size=4)
     for _ in job.epochs(2):
         for x, y in loader:
-            job.backward(F.cross_entropy(model(x.bfloat16()).float(), y))
+            job.backward(cross_entropy(model(x.bfloat16()).float(), y))
             optimizer.step()
             optimizer.zero_grad()
 
