@@ -70,23 +70,22 @@ def tree_buckets(params: Sequence[torch.Tensor]) -> tuple[Bucket, ...]:
 
 
 def ddp_buckets(
-    params: Sequence[torch.Tensor], arrival: Sequence[int] | None, *, find_unused: bool
+    params: Sequence[torch.Tensor], models: Sequence[Sequence[int]], arrival: Sequence[int] | None, *, find_unused: bool
 ) -> tuple[Bucket, ...]:
-    """The buckets of stock DistributedDataParallel.
+    """The buckets of stock DistributedDataParallel, which wraps each of `models` (the indices of its parameters) apart.
 
     Before anything is known of the arrival order (the first step) it uses one bucket per dtype; then buckets in the
     order in which rank 0's gradients arrived, small one first. With `find_unused_parameters=True` it cuts once, by
     size, and keeps that.
     """
     sizes = [FIRST_BUCKET_BYTES, BUCKET_BYTES]
-    everywhere = [False] * len(params)
-    if arrival is None or find_unused:
-        limits = sizes if find_unused else [sys.maxsize]
-        cut, _ = _cut_by_size(list(params), limits, everywhere)
-        groups = list(reversed(cut))
-    else:
-        ordered = [params[index] for index in arrival]
-        groups, _ = _cut_by_size(ordered, sizes, everywhere, list(arrival))
+    groups: list[list[int]] = []
+    for model in models:
+        early = arrival is None or find_unused
+        ordered = list(model) if early else [index for index in arrival or () if index in set(model)]
+        limits = [sys.maxsize] if early and not find_unused else sizes
+        cut, _ = _cut_by_size([params[index] for index in ordered], limits, [])
+        groups += [[ordered[place] for place in group] for group in (reversed(cut) if early else cut)]
     return tuple(_bucket(params, group, align=1) for group in groups)
 
 

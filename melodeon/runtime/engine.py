@@ -23,7 +23,7 @@ from melodeon.runtime.random_streams import CarriedStreams, DerivedStreams, Gene
 from melodeon.runtime.reduce import Header, Reducer
 from melodeon.runtime.reduce_ddp import DdpReducer
 from melodeon.runtime.reduce_tree import TreeReducer
-from melodeon.runtime.state import Parts, named_parameters
+from melodeon.runtime.state import Parts, bare, named_parameters
 
 
 class Engine:
@@ -98,7 +98,14 @@ class Engine:
         if self._order == "tree":
             self.reducer = TreeReducer(params, names, self._group, self._assignment)
         else:
-            self.reducer = DdpReducer(params, names, self._group, self._assignment, find_unused=self._find_unused)
+            self.reducer = DdpReducer(
+                params,
+                names,
+                self._group,
+                self._assignment,
+                models=_indices_by_model(self._parts.models, params),
+                find_unused=self._find_unused,
+            )
         self._guard = Guard(params, names)
 
     # -- the beat -------------------------------------------------------------------------------------------------------
@@ -222,6 +229,15 @@ class Engine:
             )
         self.reducer.close()
         self._build_reducer()
+
+
+def _indices_by_model(
+    models: Sequence[torch.nn.Module], params: Sequence[torch.nn.Parameter]
+) -> list[list[int]]:
+    """Which of `params` belong to each model; one that two models share counts for the first."""
+    place = {id(param): index for index, param in enumerate(params)}
+    found = [[place.pop(id(p)) for p in bare(model).parameters() if id(p) in place] for model in models]
+    return [indices for indices in found if indices]
 
 
 def gather_generators(group: Group, mine: Mapping[int, Generators]) -> dict[str, Any]:

@@ -449,7 +449,10 @@ class Job:
         end_of_epoch = loader.cursor == loader.plan.cursor(self._epoch + 1)
         if end_of_epoch:
             self._engine.outside(self._step)
-        self._keeper.boundary(self._step, end_of_epoch=end_of_epoch, last=self.stopping)
+        ends = end_of_epoch and self._num_epochs is not None and self._epoch + 1 >= self._num_epochs
+        self._keeper.boundary(
+            self._step, end_of_epoch=end_of_epoch, last=self.stopping or ends, stopped=self.stopping
+        )
         self._journal.step(self._step, self._epoch, dict(self._metrics.latest))
         if self._launch.scan and self._watch is not None:
             self._watch.write_scan(self._journal.folder / "scan.json")

@@ -91,12 +91,12 @@ class Keeper:
                 f"{differing[0]}: its owner must take back what its state_dict() gave, in the same type"
             )
 
-    def boundary(self, step: int, *, end_of_epoch: bool, last: bool) -> None:
-        """A step is finished."""
+    def boundary(self, step: int, *, end_of_epoch: bool, last: bool, stopped: bool) -> None:
+        """A step is finished, perhaps the `last` one; `stopped` if the launcher allows no more."""
         every = self._schedule.receipt_every
         due = end_of_epoch if every is None else every > 0 and step % every == 0
         digest_now = self._schedule.every_step or last or due
-        store_now = self._folder is not None and (last or step % self._every == 0)
+        store_now = self._folder is not None and (stopped or step % self._every == 0)
         if digest_now or store_now:
             state = self._capture()
             if digest_now:
@@ -148,7 +148,8 @@ class Keeper:
         if self._group.rank == 0 and self._writer is not None:
             self._writer.write(step, clone_state(state), self.definition)
             assert self._folder is not None
-            self._journal.event("checkpoint", step=step, path=str(self._folder.path))
+            if self._stored != step:
+                self._journal.event("checkpoint", step=step, path=str(self._folder.path))
         self._stored = step
 
 

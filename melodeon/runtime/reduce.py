@@ -56,19 +56,19 @@ class Reducer(ABC):
         self._pending: list[int] = []
         self._next = 0
         self._armed = False
+        self._learning = True
+        """The first step is not over: every backward pass is watched, as far as that tells what the model does."""
+        self._arrived: list[int] = []
         self._jobs: list[Future[None]] = []
         self._thread: ThreadPoolExecutor | None = None
         self._hooks: list[RemovableHandle] = []
-        if self._needs_hooks():
-            for index, param in enumerate(self.params):
-                handle = param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
-                self._hooks.append(handle)
+        for index, param in enumerate(self.params):
+            handle = param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            self._hooks.append(handle)
 
     def close(self) -> None:
         """Take the hooks off and end the thread."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._unhook()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -96,9 +96,6 @@ class Reducer(ABC):
     @abstractmethod
     def _locally_used(self) -> list[bool]:
         """Per parameter, whether a local virtual worker gave it a gradient."""
-
-    def _needs_hooks(self) -> bool:
-        return self.group.size > 1
 
     # -- the exchange ------------------------------------------------------------------------------------------------
 
@@ -139,33 +136,36 @@ class Reducer(ABC):
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def arrived(_: torch.Tensor) -> None:
-            if self._watching:
-                self._arrived(index)
+            if self._armed or self._learning:
+                self._arrive(index)
 
         return arrived
 
-    @property
-    def _watching(self) -> bool:
-        return self._armed
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
-    def _arm(self) -> None:
-        """From now on arriving gradients are this step's last: send full buckets."""
-        self._pending = [len(bucket.slots) for bucket in self._buckets]
-        self._bucket_of = {index: n for n, bucket in enumerate(self._buckets) for index in bucket.indices}
-        self._seen: set[int] = set()
-        self._next = 0
-        self._armed = True
+    def _listen(self, *, sending: bool) -> None:
+        """A backward pass begins; with `sending` its gradients are this step's last, and full buckets leave."""
+        self._arrived = []
+        if sending:
+            self._pending = [len(bucket.slots) for bucket in self._buckets]
+            self._bucket_of = {index: n for n, bucket in enumerate(self._buckets) for index in bucket.indices}
+            self._next = 0
+            self._armed = True
 
-    def _arrived(self, index: int) -> None:
-        if index in self._seen:
+    def _arrive(self, index: int) -> None:
+        if index in self._arrived:
             raise UsageError(
                 f"parameter {self.names[index]!r} got its gradient twice in one backward pass, as reentrant activation "
                 "checkpointing of a shared module does: use checkpoint(..., use_reentrant=False)"
             )
-        self._seen.add(index)
-        self._pending[self._bucket_of[index]] -= 1
-        while self._next < len(self._pending) and self._pending[self._next] == 0:
-            self._launch()
+        self._arrived.append(index)
+        if self._armed:
+            self._pending[self._bucket_of[index]] -= 1
+            while self._next < len(self._pending) and self._pending[self._next] == 0:
+                self._launch()
 
     def _launch(self) -> None:
         number, self._next = self._next, self._next + 1
@@ -210,6 +210,9 @@ class Reducer(ABC):
             header = header_job.result()
         self._jobs = []
         self._deliver(header)
+        self._learning = False
+        if not self._lanes:
+            self._unhook()  # alone nothing is sent, and a call per parameter and backward pass is saved
         return header
 
     def _exchange_header(self, mine: Sequence[int]) -> Header:

@@ -26,37 +26,26 @@ class DdpReducer(Reducer):
         group: Group,
         assignment: Assignment,
         *,
+        models: Sequence[Sequence[int]] | None = None,
         find_unused: bool = False,
     ) -> None:
         super().__init__(params, names, group, assignment)
+        self._models = models if models is not None else [range(len(self.params))]
+        """The indices of each wrapped model's parameters: a stock script wraps every model by itself."""
         self._virtual_workers = assignment.virtual_workers
         self._find_unused = find_unused
         self.arrival: list[int] | None = None
         """The order in which virtual rank 0's gradients arrived in the first step: DDP cuts its buckets by it."""
-        self._arriving_now: list[int] = []
-        self._watch_arrival = False
+        self._first_arrival: list[int] = []
         self._used = [False] * len(self.params)
         self._lay_out()
 
     def _lay_out(self) -> None:
-        buckets = ddp_buckets(self.params, self.arrival, find_unused=self._find_unused)
+        buckets = ddp_buckets(self.params, self._models, self.arrival, find_unused=self._find_unused)
         self._open_lanes(buckets, self.assignment.counts, self._fold)
 
     def _fold(self, bucket: Bucket) -> Fold:
         return RingFold(bucket.numel, bucket.dtype.itemsize, self._virtual_workers)
-
-    def _needs_hooks(self) -> bool:
-        return True
-
-    @property
-    def _watching(self) -> bool:
-        return self._armed or self._watch_arrival
-
-    def _arrived(self, index: int) -> None:
-        if self._watch_arrival:
-            self._arriving_now.append(index)
-        if self._armed:
-            super()._arrived(index)
 
     @property
     def root_scale(self) -> float:
@@ -64,17 +53,15 @@ class DdpReducer(Reducer):
         return 1.0
 
     def before(self, rank: int, *, first: bool, final: bool) -> None:
-        """Note the arrival order where it counts; send buckets during the last backward."""
-        self._watch_arrival = rank == 0 and self.arrival is None and not self._find_unused
+        """Send buckets during the last backward."""
         if first and rank == self.ranks[0]:
             self._used = [False] * len(self.params)
-            self._arriving_now = []
-        if final and rank == self.ranks[-1]:
-            self._arm()
+        self._listen(sending=final and rank == self.ranks[-1])
 
     def after(self, rank: int) -> None:
         """Scale the gradients into the virtual worker's row."""
-        self._watch_arrival = False
+        if rank == 0 and self.arrival is None:
+            self._first_arrival = self._arrived
         if rank == self.ranks[-1]:
             self._launch_rest()
             return
@@ -84,7 +71,7 @@ class DdpReducer(Reducer):
 
     def abandon(self) -> None:
         """Drop the step's sums."""
-        self._armed = self._watch_arrival = False
+        self._armed = False
         self.drop_gradients()
 
     def _fill(self, number: int, rows: Sequence[torch.Tensor]) -> None:
@@ -117,7 +104,7 @@ class DdpReducer(Reducer):
     def _rebuild(self) -> None:
         """After the first step, cut the buckets anew by virtual rank 0's arrival order."""
         owner = self.assignment.worker_of(0)
-        order = json.loads(self.group.share_bytes(json.dumps(self._arriving_now).encode(), owner))
+        order = json.loads(self.group.share_bytes(json.dumps(self._first_arrival).encode(), owner))
         missing = [index for index in range(len(self.params)) if index not in set(order)]
         self.set_arrival([*order, *missing])
 

@@ -60,8 +60,7 @@ class TreeReducer(Reducer):
                 self._marks = [(g, 0 if g is None else g._version) for g in (p.grad for p in self.params)]
             else:
                 self._lay_aside()
-        if final and self._lanes and rank == self.ranks[-1]:
-            self._arm()
+        self._listen(sending=final and bool(self._lanes) and rank == self.ranks[-1])
 
     def after(self, rank: int) -> None:
         """Fold the virtual worker's gradients in."""

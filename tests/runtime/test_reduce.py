@@ -127,7 +127,7 @@ def test_sockets_and_shared_memory_give_the_same_bits(
 def test_ddp_is_what_gloo_sums(virtual_workers: int) -> None:
     rows = gradients(virtual_workers)
     params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
-    (bucket,) = ddp_buckets(params, None, find_unused=False)
+    (bucket,) = ddp_buckets(params, [range(len(params))], None, find_unused=False)
 
     def all_reduced(group: Group) -> torch.Tensor:
         flat = torch.cat([value.view(-1) for index in bucket.indices if (value := rows[group.rank][index]) is not None])
