@@ -1,7 +1,7 @@
 """The part of a job that differs between training with virtual workers and with stock DistributedDataParallel.
 
-`Engine` runs V virtual workers on any number of workers. `runtime.stock.StockEngine` puts unmodified PyTorch parts in its
-place, so that one script can be trained both ways and compared.
+`Engine` runs V virtual workers on any number of workers. `runtime.stock.StockEngine` puts unmodified PyTorch parts in
+its place, so that one script can be trained both ways and compared.
 """
 
 import json
@@ -59,7 +59,7 @@ class Engine:
         else:
             self.streams = CarriedStreams(seed, device, ranks)
 
-    # -- setting up -----------------------------------------------------------------------------------------------------
+    # -- setting up --------------------------------------------------------------------------------------------------
 
     def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
         """Bring a model to the worker's device."""
@@ -108,7 +108,7 @@ class Engine:
             )
         self._guard = Guard(params, names)
 
-    # -- the beat -------------------------------------------------------------------------------------------------------
+    # -- the beat ----------------------------------------------------------------------------------------------------
 
     def begin_pass(self, *, at_start: bool) -> None:
         """A loader's iteration begins, at the start of an epoch or in its middle."""
@@ -187,7 +187,7 @@ class Engine:
         """Code outside the steps begins."""
         self.streams.outside(step)
 
-    # -- state ----------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     def capture(self) -> dict[str, Any]:
         """What the order itself carries from step to step: nothing in `tree`."""
@@ -212,7 +212,7 @@ class Engine:
             self.reducer.close()
         self._group.close()
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _arrival(self) -> Sequence[int] | None:
         return self.reducer.arrival if isinstance(self.reducer, DdpReducer) else None
@@ -224,16 +224,14 @@ class Engine:
         """Parameters were frozen or unfrozen: sum the new set from here on."""
         if self._order == "ddp":
             raise UsageError(
-                "requires_grad changed during the run, which DistributedDataParallel does not follow: with order='ddp' freeze "
-                "parameters before the loop, or use order='tree'"
+                "requires_grad changed during the run, which DistributedDataParallel does not follow: with "
+                "order='ddp' freeze parameters before the loop, or use order='tree'"
             )
         self.reducer.close()
         self._build_reducer()
 
 
-def _indices_by_model(
-    models: Sequence[torch.nn.Module], params: Sequence[torch.nn.Parameter]
-) -> list[list[int]]:
+def _indices_by_model(models: Sequence[torch.nn.Module], params: Sequence[torch.nn.Parameter]) -> list[list[int]]:
     """Which of `params` belong to each model; one that two models share counts for the first."""
     place = {id(param): index for index, param in enumerate(params)}
     found = [[place.pop(id(p)) for p in bare(model).parameters() if id(p) in place] for model in models]

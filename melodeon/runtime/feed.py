@@ -85,7 +85,10 @@ class Feed:
         if num_workers:  # DataLoader refuses these without processes
             options |= {"prefetch_factor": prefetch_factor, "timeout": timeout}
             options["multiprocessing_context"] = multiprocessing_context
-        self._loader = self._make_loader(Source(dataset, collate_fn, seed, keep_generators), num_workers, options)
+        source = Source(dataset, collate_fn, seed, keep_generators)
+        self._loader = self._make_loader(source, num_workers, options)
+        self._inline = source if num_workers == 0 and not pin_memory else None
+        """Without processes and pinning DataLoader only calls the source; calling it here saves its 0.1 ms a batch."""
 
     def _make_loader(self, source: Source, num_workers: int, options: dict[str, Any]) -> DataLoader[Loaded | None]:
         try:
@@ -110,7 +113,9 @@ class Feed:
         # Linux ends a child with the *thread* that made it, so only a pool of the main thread may be tied to it.
         self._init.dies_with_parent = threading.current_thread() is threading.main_thread()
         with _lost_processes():
-            self._pool = iter(self._loader)
+            self._pool = (
+                map(self._inline.__getitem__, _LiveSampler(self._request)) if self._inline else iter(self._loader)
+            )
 
     def take(self, cursor: int, rank: int) -> Batch:
         """The batch of `rank` at `cursor`; called in order, ranks within cursors. A jump only changes the outlook."""

@@ -18,10 +18,11 @@ NanPolicy = Literal["raise", "skip", "ignore"]
 class FiniteCheck:
     """Collects the losses of a step and judges them."""
 
-    def __init__(self, policy: NanPolicy, *, may_lag: bool) -> None:
+    def __init__(self, policy: str, *, may_lag: bool) -> None:
         self._policy = policy
         self._lags = may_lag and policy == "raise"
         self._losses: list[torch.Tensor] = []
+        self._landing: torch.Tensor | None = None
         self._unread: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
 
     def note(self, loss: torch.Tensor) -> None:
@@ -42,11 +43,12 @@ class FiniteCheck:
         if not self._lags:
             return bool(finite)
         self.catch_up()
-        copy = torch.empty((), dtype=torch.bool, pin_memory=True)
-        copy.copy_(finite, non_blocking=True)
+        if self._landing is None:
+            self._landing = torch.empty((), dtype=torch.bool, pin_memory=True)
+        self._landing.copy_(finite, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
-        self._unread = (step, copy, done)
+        self._unread = (step, self._landing, done)
         return True
 
     def catch_up(self) -> None:

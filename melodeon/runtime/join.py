@@ -1,7 +1,7 @@
 """`melodeon.join()`: this process becomes a worker of its job, or a job of one worker by itself.
 
-The order matters: the level's switches first, then the seeds, then the others; the model is built after this returns, so it
-is built alike everywhere.
+The order matters: the level's switches first, then the seeds, then the others; the model is built after this returns,
+so it is built alike everywhere.
 """
 
 import atexit
@@ -9,11 +9,11 @@ import os
 import sys
 import traceback
 from types import TracebackType
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
-from melodeon.core.assignment import Assignment, check_virtual_workers
+from melodeon.core.assignment import Assignment
 from melodeon.core.errors import MelodeonError, UsageError
 from melodeon.core.launch import Launch
 from melodeon.runtime import determinism as levels
@@ -22,9 +22,10 @@ from melodeon.runtime.engine import Engine
 from melodeon.runtime.feed import lost_loader_process
 from melodeon.runtime.finite import NanPolicy
 from melodeon.runtime.group import Group
-from melodeon.runtime.job import Job, Order, Settings
+from melodeon.runtime.job import Job
 from melodeon.runtime.journal import Journal
 from melodeon.runtime.random_streams import seed_all
+from melodeon.runtime.settings import Order, Settings
 from melodeon.runtime.stock import StockEngine
 
 
@@ -43,19 +44,19 @@ def join(
 ) -> Job:
     """Become a worker of the job that the launcher describes, or a job of one worker.
 
-    `virtual_workers`, `seed`, `order`, `determinism` and `threads` define the result; how many workers share the job does not.
+    `virtual_workers`, `seed`, `order`, `determinism` and `threads` define the result; how many workers share the job
+    does not.
     """
     launch = Launch.from_env(os.environ) or Launch()
     journal = Journal(launch)
     hook = _ErrorHook(journal, launch)  # first of all: from here on an error ends the process with one sentence
-    settings = _settings(
-        launch,
-        virtual_workers,
-        seed,
-        order,
-        nan,
-        log_every,
-        receipt_every,
+    settings = Settings(
+        virtual_workers=virtual_workers,
+        seed=seed,
+        order=launch.order or order,
+        nan=nan,
+        log_every=log_every,
+        receipt_every=receipt_every if launch.receipt_every is None else launch.receipt_every,
         find_unused_parameters=find_unused_parameters,
     )
     if launch.lifeline_fd is not None:
@@ -85,42 +86,6 @@ def join(
     return job
 
 
-def _settings(
-    launch: Launch,
-    virtual_workers: int,
-    seed: int,
-    order: Order,
-    nan: NanPolicy,
-    log_every: int,
-    receipt_every: int | None,
-    *,
-    find_unused_parameters: bool,
-) -> Settings:
-    check_virtual_workers(virtual_workers)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
-        raise UsageError(f"seed={seed!r} must be a whole number from 0 to 2**63 - 1")
-    chosen = launch.order or order
-    if chosen not in get_args(Order):
-        raise UsageError(
-            f"order={chosen!r} is not known: use 'tree' (the default) or 'ddp' (as DistributedDataParallel sums)"
-        )
-    if nan not in get_args(NanPolicy):
-        raise UsageError(f"nan={nan!r} is not known: use 'raise' (stop), 'skip' (leave the update out) or 'ignore'")
-    for name, value in (("log_every", log_every), ("receipt_every", receipt_every)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UsageError(f"{name}={value!r} must be a whole number of steps of at least 1")
-    every = launch.receipt_every if launch.receipt_every is not None else receipt_every
-    return Settings(
-        virtual_workers=virtual_workers,
-        seed=seed,
-        order=chosen,  # type: ignore[arg-type]  # checked against Order above
-        nan=nan,
-        log_every=log_every,
-        receipt_every=every,
-        find_unused_parameters=find_unused_parameters,
-    )
-
-
 def _assignment(launch: Launch, virtual_workers: int) -> Assignment:
     if launch.counts is None:
         return Assignment.balanced(virtual_workers, launch.num_workers)
@@ -142,7 +107,9 @@ def _device(asked: str | torch.device | None, worker: int) -> torch.device:
 
 
 class _ErrorHook:
-    """Ends the process on an uncaught error with one sentence where it is the person's to mend, and the right exit code."""
+    """Ends the process on an uncaught error with one sentence where it is the person's to mend, and the right exit
+    code.
+    """
 
     def __init__(self, journal: Journal, launch: Launch) -> None:
         self.job: Job | None = None
@@ -163,7 +130,7 @@ class _ErrorHook:
         error = lost_loader_process(error) or error
         if isinstance(error, MelodeonError):
             self.tell(error)
-            print(f"error: {error}", file=sys.stderr)
+            sys.stderr.write(f"error: {error}\n")
             self._end(error.exit_code)
         if isinstance(error, Exception):
             self.tell(error)
@@ -175,7 +142,7 @@ class _ErrorHook:
         if self.job is not None:
             try:
                 self.job.close()
-            except Exception:
+            except Exception:  # noqa: BLE001  # the process ends here with the first error's code, whatever else is wrong
                 traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()

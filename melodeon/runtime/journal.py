@@ -1,7 +1,7 @@
 """What a run leaves behind: its folder of JSON lines, and the events that the launcher shows.
 
-Only worker 0 writes the run's files; every worker may send events. Writing never changes the result and a full disk never stops
-the training unless the person asked for the file.
+Only worker 0 writes the run's files; every worker may send events. Writing never changes the result and a full disk
+never stops the training unless the person asked for the file.
 """
 
 import json

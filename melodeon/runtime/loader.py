@@ -48,7 +48,7 @@ class Loader:
         return self.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's virtual workers in turn, step after step, to the end of the epoch."""
+        """Go through this worker's virtual workers in turn, step after step, to the end of the epoch."""
         job = self._job
         end = self.plan.cursor(job.begin_pass(self) + 1)
         finished = False
@@ -56,9 +56,9 @@ class Loader:
             while self.cursor < end and not job.stopping:
                 for rank in job.ranks:
                     batch = self._take(rank)
-                    job.enter(rank, batch.weight)
+                    job.beat.enter(rank, batch.weight)
                     yield move(batch.data, job.device)
-                    job.leave()
+                    job.beat.leave()
                 job.boundary(self)
             finished = True
             job.end_pass()
@@ -71,7 +71,8 @@ class Loader:
         self.cursor = max(self.cursor, self.plan.cursor(epoch))
         if self.cursor > self.plan.cursor(epoch + 1):
             raise UsageError(
-                f"this loader stands at step {self.cursor}, past the end of epoch {epoch}: an epoch gives every sample once"
+                f"this loader stands at step {self.cursor}, past the end of epoch {epoch}: an epoch gives every "
+                "sample once"
             )
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The random numbers of virtual workers.
 
-`tree`: a virtual worker's streams in a step are seeded from (seed, step, virtual rank), so there is nothing to carry, move or
-save. Code that runs once per worker (the update, evaluation between epochs) draws from a stream of the step alone.
+`tree`: a virtual worker's streams in a step are seeded from (seed, step, virtual rank), so there is nothing to carry,
+move or save. Code that runs once per worker (the update, evaluation between epochs) draws from a stream of the step
+alone.
 
 `ddp`: as in V processes of stock PyTorch, every virtual worker's generators run on from step to step.
 """
@@ -166,7 +167,7 @@ class DerivedStreams:
         """Nothing is carried, so nothing can differ."""
         return 0
 
-    def commit(self, step: int, *, agreed: bool) -> None:
+    def commit(self, step: int, *, agreed: bool) -> None:  # noqa: ARG002  # nothing is carried that could disagree
         """One stream for the update, whoever computes it."""
         seed_all(derive(self._seed, "update", step), self._device)
 
@@ -191,7 +192,7 @@ class CarriedStreams:
         self._shared = True
         """Whether the process's generators now stand for every virtual worker's."""
 
-    def enter(self, step: int, rank: int) -> None:
+    def enter(self, step: int, rank: int) -> None:  # noqa: ARG002  # the streams themselves know how far they are
         """Take up the virtual worker's generators."""
         if self._shared:
             self._adopt()

@@ -38,7 +38,8 @@ class TreeReducer(Reducer):
         super().__init__(params, names, group, assignment)
         self._virtual_workers = assignment.virtual_workers
         self._stack: list[Partial] = []
-        self._marks: list[tuple[torch.Tensor | None, int]] | None = None
+        self._marks: tuple[Grads, list[int]] | None = None
+        """The left gradients of a pair and their versions, while the right ones are being added to them."""
         self._used = [False] * len(self.params)
         if group.size > 1:
             covers = [tree.cover(ranks.start, ranks.stop, self._virtual_workers) for ranks in assignment.ranges()]
@@ -57,7 +58,8 @@ class TreeReducer(Reducer):
         if first and self._stack and self._stack[-1].grads is None:
             left = self._stack[-1].span
             if final and left == (rank - 1, rank) and tree.mergeable(left, (rank, rank + 1), self._virtual_workers):
-                self._marks = [(g, 0 if g is None else g._version) for g in (p.grad for p in self.params)]
+                lefts = [param.grad for param in self.params]
+                self._marks = (lefts, [-1 if left is None else left._version for left in lefts])
             else:
                 self._lay_aside()
         self._listen(sending=final and bool(self._lanes) and rank == self.ranks[-1])
@@ -99,21 +101,25 @@ class TreeReducer(Reducer):
 
     def _arriving(self, indices: Sequence[int]) -> Grads:
         """What lies in `.grad`, with one-sided pairs made what `g + 0` is."""
-        grads: Grads = []
-        for index in indices:
-            grad = self.params[index].grad
-            if self._marks is not None:
-                left, version = self._marks[index]
-                if left is not None and grad is not left:
-                    raise UsageError(
-                        f"the gradient of {self.names[index]!r} was replaced between two virtual workers: "
-                        "clear gradients with optimizer.zero_grad() of a wrapped optimizer"
-                    )
-                if grad is not None and (left is None or grad._version == version):
-                    with torch.no_grad():
-                        grad.add_(0.0)
-            grads.append(grad)
+        grads = [self.params[index].grad for index in indices]
+        if self._marks is not None:
+            lefts, versions = self._marks
+            for index, grad in zip(indices, grads, strict=True):
+                left = lefts[index]
+                if left is not grad or grad is None or grad._version == versions[index]:
+                    self._mend_pair(index, left, grad)
         return grads
+
+    def _mend_pair(self, index: int, left: torch.Tensor | None, grad: torch.Tensor | None) -> None:
+        """One of a pair's two gradients is missing: add the zeros that it stands for."""
+        if left is not None and grad is not left:
+            raise UsageError(
+                f"the gradient of {self.names[index]!r} was replaced between two virtual workers: "
+                "clear gradients with optimizer.zero_grad() of a wrapped optimizer"
+            )
+        if grad is not None:
+            with torch.no_grad():
+                grad.add_(0.0)
 
     def _lay_aside(self) -> None:
         self._stack[-1].grads = [param.grad for param in self.params]

@@ -49,8 +49,9 @@ def check_model(model: torch.nn.Module) -> None:
     for name, child in bare(model).named_modules():
         if isinstance(child, torch.nn.SyncBatchNorm):
             raise UsageError(
-                f"{name or 'the model'!r} is a SyncBatchNorm, which mixes the batches of all processes inside a layer: use "
-                "BatchNorm, whose statistics are virtual rank 0's, or a norm without batch statistics such as GroupNorm"
+                f"{name or 'the model'!r} is a SyncBatchNorm, which mixes the batches of all processes inside a "
+                "layer: use BatchNorm, whose statistics are virtual rank 0's, or a norm without batch statistics "
+                "such as GroupNorm"
             )
         if isinstance(child, torch.nn.Embedding | torch.nn.EmbeddingBag) and child.sparse:
             raise UsageError(
@@ -60,8 +61,8 @@ def check_model(model: torch.nn.Module) -> None:
             child, torch.nn.Embedding | torch.nn.EmbeddingBag
         ):
             raise UsageError(
-                f"{name!r} has max_norm={child.max_norm}, which changes weights in every forward pass: use max_norm=None "
-                "and renormalise after optimizer.step(), under `if job.committed:`"
+                f"{name!r} has max_norm={child.max_norm}, which changes weights in every forward pass: use "
+                "max_norm=None and renormalise after optimizer.step(), under `if job.committed:`"
             )
 
 
@@ -77,8 +78,9 @@ def check_parts(parts: Parts, group: Group) -> None:
         strangers = [p for entry in optimizer.param_groups for p in entry["params"] if id(p) not in known]
         if strangers:
             raise UsageError(
-                f"optimizer {number} ({type(optimizer).__name__}) updates {len(strangers)} parameters, the first of shape "
-                f"{tuple(strangers[0].shape)}, that belong to no wrapped model: wrap the module that owns them too"
+                f"optimizer {number} ({type(optimizer).__name__}) updates {len(strangers)} parameters, the first of "
+                f"shape {tuple(strangers[0].shape)}, that belong to no wrapped model: wrap the module that owns them "
+                "too"
             )
     check_schedulers(parts)
     check_same_model(parts.models, group)
@@ -95,8 +97,8 @@ def check_schedulers(parts: Parts) -> None:
             getattr(found, "optimizer", None) is optimizer for one in held for found in (one, *_attributes(one))
         ):
             raise UsageError(
-                f"an LR scheduler of {type(optimizer).__name__} is not wrapped: pass it to job.wrap(...) too, so that it "
-                "steps once per step and is kept in checkpoints"
+                f"an LR scheduler of {type(optimizer).__name__} is not wrapped: pass it to job.wrap(...) too, so "
+                "that it steps once per step and is kept in checkpoints"
             )
 
 
@@ -105,7 +107,9 @@ def _attributes(owner: object) -> list[object]:
 
 
 def refuse_strangers(parts: Parts, in_step: Callable[[], bool], committed: Callable[[], bool]) -> RemovableHandle:
-    """From now on an optimizer that is not the job's must not step in the loop: it would follow one worker's gradients."""
+    """From now on an optimizer that is not the job's must not step in the loop: it would follow one worker's
+    gradients.
+    """
     known = {id(param) for _, param in named_parameters(parts.models)}
     ours = {id(optimizer) for optimizer in parts.optimizers}
 
@@ -116,8 +120,8 @@ def refuse_strangers(parts: Parts, in_step: Callable[[], bool], committed: Calla
         if inside and committed():  # an optimizer inside one of ours
             return
         raise UsageError(
-            f"{type(optimizer).__name__} stepped inside the training loop and is not wrapped: pass it, and the model that "
-            "it updates, to job.wrap(...)"
+            f"{type(optimizer).__name__} stepped inside the training loop and is not wrapped: pass it, and the model "
+            "that it updates, to job.wrap(...)"
         )
 
     handle: RemovableHandle = register_optimizer_step_pre_hook(check)
@@ -136,8 +140,9 @@ def check_same_model(models: Sequence[torch.nn.Module], group: Group) -> None:
             if first.get(name) != other.get(name):
                 label = name.partition(".")[2] if len(models) == 1 else name
                 raise DefinitionError(
-                    f"the model differs between workers: {label!r} of worker {worker} is not worker 0's; build the model "
-                    "after melodeon.join(seed=...), which seeds every worker alike, and from the same code and files"
+                    f"the model differs between workers: {label!r} of worker {worker} is not worker 0's; build the "
+                    "model after melodeon.join(seed=...), which seeds every worker alike, and from the same code and "
+                    "files"
                 )
 
 

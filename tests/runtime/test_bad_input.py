@@ -90,7 +90,7 @@ def refused(match: str, kind: type[Exception] = UsageError) -> Any:
         ({"nan": "stop"}, "nan='stop' is not known"),
         ({"determinism": "D3"}, "D3"),
         ({"log_every": 0}, "log_every=0 must be"),
-        ({"receipt_every": 0}, "receipt_every=0 must be"),
+        ({"receipt_every": -1}, "receipt_every=-1 must be"),
         ({"device": "cuda"}, "device='cuda' was asked for"),
     ],
 )
