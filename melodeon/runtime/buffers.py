@@ -24,18 +24,20 @@ class Buffers:
         self._owner = owner
         """The worker that runs virtual rank 0."""
         seen: set[int] = set()
-        self._places: list[tuple[torch.nn.Module, str]] = []
+        self._places: list[tuple[dict[str, torch.Tensor | None], str]] = []
         self._names: list[str] = []
         for module in modules:
             for path, child in module.named_modules():
                 for key, buffer in child._buffers.items():
                     if buffer is not None and id(buffer) not in seen:
                         seen.add(id(buffer))
-                        self._places.append((child, key))
+                        self._places.append((child._buffers, key))
                         self._names.append(f"{path}.{key}" if path else key)
-        self._silent = {i for i, b in enumerate(self._now()) if b.is_floating_point() and b.numel() <= _SMALL}
-        """Buffers that may be written without a trace."""
+        self._silent = [b.is_floating_point() and b.numel() <= _SMALL for b in self._now()]
+        """Which buffers may be written without a trace."""
         self._start: list[torch.Tensor] = []
+        self._spare: dict[int, torch.Tensor] = {}
+        """Memory for what virtual rank 0 leaves: it and `_start` change places at every commit."""
         self._home: list[torch.Tensor] = []
         """The tensors that were the modules' buffers when the step began."""
         self._versions: list[int] = []
@@ -46,32 +48,46 @@ class Buffers:
         """Take what the buffers hold now as the state that the next step starts from."""
         self._home = self._now()
         self._start = [buffer.detach().clone() for buffer in self._home]
+        self._spare = {}
         self._versions = [buffer._version for buffer in self._home]
         self._kept = {}
 
     def begin_step(self) -> None:
         """The first local virtual worker starts from what is there, the script's own changes included."""
-        for index in self._written():
-            buffer = self._now_at(index)
-            self._home[index], self._versions[index] = buffer, buffer._version
-            self._start[index] = buffer.detach().clone()
+        now = self._now()
+        written = self._written(now)
+        for index in written:
+            self._check(index, now[index])
+            self._home[index], self._versions[index] = now[index], now[index]._version
+        _copy_all([self._start[index] for index in written], [now[index] for index in written])
 
     def enter(self) -> None:
         """Give the next virtual worker the buffers that the step started from."""
-        self._write({index: self._start[index] for index in self._written()})
+        self._write({index: self._start[index] for index in self._written(self._now())})
 
     def leave(self, rank: int) -> None:
         """Keep what virtual rank 0 made of them."""
         if rank == 0:
-            self._kept = {index: self._now_at(index).detach().clone() for index in self._written()}
-            for index, buffer in self._kept.items():
-                start = self._start[index]
-                if (buffer.shape, buffer.dtype) != (start.shape, start.dtype):
-                    raise UsageError(
-                        f"buffer {self._names[index]!r} went from {start.dtype} {tuple(start.shape)} to {buffer.dtype} "
-                        f"{tuple(buffer.shape)} in a step: a buffer must keep its type and shape, so make it large "
-                        "enough at first"
-                    )
+            now = self._now()
+            written = self._written(now)
+            for index in written:
+                self._check(index, now[index])
+            self._kept = {index: self._spare_for(index) for index in written}
+            _copy_all(list(self._kept.values()), [now[index] for index in written])
+
+    def _spare_for(self, index: int) -> torch.Tensor:
+        if index not in self._spare:
+            self._spare[index] = torch.empty_like(self._start[index])
+        return self._spare[index]
+
+    def _check(self, index: int, buffer: torch.Tensor) -> None:
+        start = self._start[index]
+        if buffer.shape != start.shape or buffer.dtype != start.dtype:
+            raise UsageError(
+                f"buffer {self._names[index]!r} went from {start.dtype} {tuple(start.shape)} to {buffer.dtype} "
+                f"{tuple(buffer.shape)} during the run: a buffer must keep its type and shape, so make it large enough "
+                "at first"
+            )
 
     def kept_bytes(self) -> int:
         """Size of what virtual rank 0 changed; 0 on workers that do not run it."""
@@ -81,8 +97,10 @@ class Buffers:
         """Make virtual rank 0's buffers everybody's; `nbytes` is its `kept_bytes()`."""
         if nbytes and self._group.size > 1:
             self._spread(nbytes)
-        self._write({index: self._kept.get(index, self._start[index]) for index in {*self._written(), *self._kept}})
-        self._start = [self._kept.get(index, start) for index, start in enumerate(self._start)]
+        written = {*self._written(self._now()), *self._kept}
+        self._write({index: self._kept.get(index, self._start[index]) for index in written})
+        for index, kept in self._kept.items():
+            self._start[index], self._spare[index] = kept, self._start[index]
         self._kept = {}
 
     def drop(self) -> None:
@@ -93,11 +111,10 @@ class Buffers:
     def _write(self, values: Mapping[int, torch.Tensor]) -> None:
         if values:
             targets = [self._home[index] for index in values]
-            with torch.no_grad():
-                torch._foreach_copy_(targets, list(values.values()))
+            _copy_all(targets, list(values.values()))
             for index, target in zip(values, targets, strict=True):
-                module, key = self._places[index]
-                module._buffers[key] = target
+                place, key = self._places[index]
+                place[key] = target
                 self._versions[index] = target._version
 
     def _spread(self, nbytes: int) -> None:
@@ -116,26 +133,24 @@ class Buffers:
                 like = self._start[index]
                 size = like.numel() * like.element_size()
                 body = message[offset + 8 : offset + 8 + size].clone()
-                self._kept[index] = body.view(like.dtype).view(like.shape).to(like.device)
+                self._kept[index] = self._spare_for(index).copy_(body.view(like.dtype).view(like.shape))
                 offset += 8 + size
 
     def _now(self) -> list[torch.Tensor]:
-        return [self._now_at(index) for index in range(len(self._places))]
+        now = [place.get(key) for place, key in self._places]
+        for index, buffer in enumerate(now):
+            if buffer is None:
+                raise UsageError(
+                    f"buffer {self._names[index]!r} was taken away during the run: a model must keep its buffers"
+                )
+        return now  # type: ignore[return-value]  # no None is left
 
-    def _now_at(self, index: int) -> torch.Tensor:
-        module, key = self._places[index]
-        buffer = module._buffers.get(key)
-        if buffer is None:
-            raise UsageError(
-                f"buffer {self._names[index]!r} was taken away during the run: a model must keep its buffers"
-            )
-        return buffer
-
-    def _written(self) -> list[int]:
+    def _written(self, now: Sequence[torch.Tensor]) -> list[int]:
+        known = zip(self._silent, now, self._home, self._versions, strict=True)
         return [
             index
-            for index, buffer in enumerate(self._now())
-            if index in self._silent or buffer is not self._home[index] or buffer._version != self._versions[index]
+            for index, (silent, buffer, home, version) in enumerate(known)
+            if silent or buffer is not home or buffer._version != version
         ]
 
 
