@@ -130,7 +130,7 @@ def run_checks(machine: Machine) -> tuple[list[Check], list[str]]:
         checks.append(_compare(kind, results, "base", "kind", must_agree=False))
         checks.append(_compare("D2 on CPU: two processes, parameters moved in memory", results, "d2", "d2 moved"))
     if gpus:
-        # cuBLAS chooses kernels by 16-byte alignment (an offset of 3 floats was seen to change bits on an H200), which
+        # Parameters that are not 16-byte aligned give other bits (an offset of 3 floats was seen to, on an H200), which
         # no level can pin; torch's allocator never gives less, so that is what is checked.
         on_gpu = {"gpu": Trial(level="D1", device="cuda"), "gpu again": Trial(level="D1", offset=4, device="cuda")}
         checks.append(

@@ -33,7 +33,8 @@ def explain_failure(report: Report, *, shown: bool) -> None:
     log = report.run_dir / f"worker-{worker}.log"
     if worker != 0 or not shown:
         for line in _tail(log):
-            print(f"[worker {worker}] {line}", file=sys.stderr)
+            if line != f"error: {report.outcome.reason}":  # said below
+                print(f"[worker {worker}] {line}", file=sys.stderr)
     print(f"error: {report.outcome.reason} (log: {log})", file=sys.stderr)
 
 

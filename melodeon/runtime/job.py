@@ -376,7 +376,7 @@ class Job:
         if self._strangers is not None:
             self._strangers.remove()
         self._engine.close()
-        self._journal.close()
+        self._journal.close(failed=self.broken)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

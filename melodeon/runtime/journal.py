@@ -90,11 +90,15 @@ class Journal:
             row = {"step": step, "digest": digest.root, "leaves": digest.leaves}
             self._write("states.jsonl", json.dumps(row) + "\n")
 
-    def close(self) -> None:
-        """Close the files."""
+    def close(self, *, failed: bool = False) -> None:
+        """Close the files; without a launcher, say in run.json how the run ended."""
         for file in self._files.values():
             file.close()
         self._files = {}
+        if self._launch.run_dir is None and "folder" in self.__dict__:
+            record = self.folder / "run.json"
+            facts = {**json.loads(record.read_text()), "status": "failed" if failed else "done"}
+            record.write_text(json.dumps(facts, indent=2) + "\n")
 
     def _write(self, name: str, line: str) -> None:
         file = self._files.get(name)

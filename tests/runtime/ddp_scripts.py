@@ -154,7 +154,7 @@ class Notes:
 
 
 _ALIVE: list[nn.Module] = []
-"""Stock models to the end of their processes: taking one apart with its process group hung 1 time in about 20, a thread
+"""Stock models to the end of their processes: taking one apart with its process group hung now and then, a thread
 of gloo's waiting for the interpreter lock that the destructor, which waits for the thread, was holding."""
 
 

@@ -85,3 +85,12 @@ def test_without_a_launcher_a_folder_is_made_when_it_is_needed(
     facts = json.loads((journal.folder / "run.json").read_text())
     assert facts["id"] == journal.folder.name
     assert journal.folder.parent == tmp_path / "runs"
+
+
+@pytest.mark.parametrize(("failed", "status"), [(False, "done"), (True, "failed")])
+def test_without_a_launcher_the_record_says_how_the_run_ended(tmp_path: Path, failed: bool, status: str) -> None:
+    journal = Journal(Launch(runs_root=str(tmp_path)))
+    journal.define(DEFINITION)
+    assert json.loads((journal.folder / "run.json").read_text())["status"] == "running"
+    journal.close(failed=failed)
+    assert json.loads((journal.folder / "run.json").read_text())["status"] == status
