@@ -31,11 +31,15 @@ def explain_failure(report: Report, *, shown: bool) -> None:
         print(f"error: {report.outcome.reason}", file=sys.stderr)
         return
     log = report.run_dir / f"worker-{worker}.log"
-    if worker != 0 or not shown:
-        for line in _tail(log):
-            if line != f"error: {report.outcome.reason}":  # said below
-                print(f"[worker {worker}] {line}", file=sys.stderr)
-    print(f"error: {report.outcome.reason} (log: {log})", file=sys.stderr)
+    said, tail = f"error: {report.outcome.reason}", _tail(log)
+    if worker == 0 and shown:
+        # The worker's own last line has been seen; where it was this sentence, only the log is news.
+        print(f"log: {log}" if tail[-1:] == [said] else f"{said} (log: {log})", file=sys.stderr)
+        return
+    for line in tail:
+        if line != said:
+            print(f"[worker {worker}] {line}", file=sys.stderr)
+    print(f"{said} (log: {log})", file=sys.stderr)
 
 
 def _tail(log: Path) -> list[str]:
