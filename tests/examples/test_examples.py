@@ -121,6 +121,7 @@ def test_the_demos_table_fits_80_columns_and_names_what_differs(capsys: pytest.C
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # it trains 14 times; 1.5 minutes on two idle cores
 def test_the_demo_agrees() -> None:
     assert demo.main([]) == 0
 
