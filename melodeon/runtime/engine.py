@@ -49,7 +49,7 @@ class Engine:
         self._parts = Parts()
         self._params: list[torch.nn.Parameter] = []
         self._required: list[bool] = []
-        self._roots: dict[tuple[float, torch.dtype], torch.Tensor] = {}
+        self._roots: dict[tuple[float, torch.dtype, torch.device], torch.Tensor] = {}
         self._guard: Guard | None = None
         ranks = assignment.ranks_of(group.rank)
         self._first_rank = ranks[0]
@@ -150,7 +150,7 @@ class Engine:
         if scale == 1.0:
             loss.backward()  # type: ignore[no-untyped-call]
             return
-        key = (scale, loss.dtype)
+        key = (scale, loss.dtype, loss.device)
         root = self._roots.get(key)
         if root is None:
             root = self._roots[key] = torch.tensor(scale, dtype=loss.dtype, device=loss.device)
