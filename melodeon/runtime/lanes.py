@@ -78,8 +78,8 @@ class SharedLane:
 class GlooLane:
     """Workers that share no memory. `counts[w]` is worker w's number of rows.
 
-    A bucket crosses whole. Sending it in blocks of 8 MiB, to add one up while the next is on the wire, was tried and was
-    15 to 25 % slower with 4 processes on 2 cores.
+    A bucket crosses whole. Sending it in blocks of 8 MiB, to add one up while the next is on the wire, was tried and
+    was 15 to 25 % slower with 4 processes on 2 cores.
     """
 
     def __init__(self, group: Group, rows: Sequence[torch.Tensor], counts: Sequence[int], fold: Fold) -> None:
