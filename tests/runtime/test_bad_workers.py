@@ -1,0 +1,70 @@
+"""Mistakes that show only between workers: one sentence each, a non-zero exit, and nobody goes on alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.loop import bad_cases
+from tests.runtime.loop.crew import Case, run
+
+
+@pytest.mark.parametrize(
+    ("case", "split", "options", "code", "sentence"),
+    [
+        (bad_cases.train, (3, 2), {}, 2, "assignment 3,2 sums to 5, but the job has virtual_workers=4"),
+        (bad_cases.train, (1, 1), {"virtual_workers": 1}, 2, "assignment 1,1 sums to 2"),
+        (bad_cases.train, (2, 2), {"virtual_workers": 0}, 2, "virtual_workers=0 must be"),
+        (bad_cases.train, (2, 2), {"order": "ring"}, 2, "order='ring' is not known"),
+        (bad_cases.train, (3, 1), {"uneven_break": True}, 2, "the loop was left inside step 1, at virtual worker 1"),
+        (bad_cases.train, (2, 2), {"grow_at": 1}, 2, "the dataset has 17 samples and had 16 when the loader was made"),
+        (
+            bad_cases.other_weights,
+            (2, 2),
+            {},
+            2,
+            "the model differs between workers: '1.bias' of worker 1 is not worker 0's",
+        ),
+        (bad_cases.other_shape, (2, 2), {}, 2, "the model differs between workers: '1.weight' of worker 1"),
+        (bad_cases.drifts, (2, 2), {}, 6, "after step 2 worker 1 has another state than worker 0"),
+        (bad_cases.fails, (2, 2), {}, 1, "the script's own mistake"),
+    ],
+)
+def test_several_workers(
+    case: Case, split: tuple[int, ...], options: dict[str, Any], code: int, sentence: str, tmp_path: Path
+) -> None:
+    ended = run(case, split, tmp_path / "run", **options)
+    assert all(ended.codes), "nobody goes on alone"
+    assert code in ended.codes
+    assert any(sentence in error for error in ended.errors), ended.errors
+    assert len(ended.errors) <= len(split), "every worker says it once"
+
+
+@pytest.mark.parametrize("order", ["tree", "ddp"])
+@pytest.mark.parametrize("split", [(4,), (2, 2), (3, 1), (1, 1, 1, 1)])
+def test_clipping_by_hand_is_refused_on_every_split(order: str, split: tuple[int, ...], tmp_path: Path) -> None:
+    """On some of them the gradients are elsewhere by then, and it would do nothing without a word."""
+    ended = run(bad_cases.clips_by_itself, split, tmp_path / "run", order=order)
+    assert set(ended.codes) == {2}
+    assert "clip with job.clip_grad_norm_" in ended.errors[0]
+
+
+def test_more_workers_than_virtual_workers(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import melodeon\nmelodeon.join(virtual_workers=1)\n")
+    command = [
+        sys.executable,
+        "-m",
+        "melodeon",
+        "run",
+        "--workers",
+        "2",
+        "--runs-root",
+        str(tmp_path / "runs"),
+        str(script),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "2 workers cannot share 1 virtual workers" in ended.stderr
