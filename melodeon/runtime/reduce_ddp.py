@@ -94,9 +94,9 @@ class DdpReducer(Reducer):
     def _deliver(self, header: Header) -> None:
         super()._deliver(header)
         for param in self.params:
-            # DDP packs without gaps. With clipped gradients left in the bucket a run on an H200 left stock DDP's bits, most
-            # likely because a norm is summed otherwise where memory is not aligned; in memory of their own, as DDP has
-            # them, it did not.
+            # DDP packs without gaps. With clipped gradients left in the bucket, a run on an H200 left stock DDP's bits,
+            # most likely because a norm is summed otherwise where memory is not aligned; in memory of their own, as DDP
+            # has them, it did not.
             if param.grad is not None and param.grad.device.type == "cuda":
                 param.grad = param.grad.clone()
         if self.arrival is None and not self._find_unused:
