@@ -5,7 +5,8 @@ is another object. Small floating-point ones are always copied, because the kern
 statistics behind that counter. What a script does to buffers between the steps stays, as it does in a plain loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import is_
 
 import torch
 
@@ -14,6 +15,9 @@ from melodeon.runtime.group import Group
 
 _SMALL = 1 << 16
 """Elements; running statistics have one per channel."""
+
+Copies = list[tuple[list[torch.Tensor], list[torch.Tensor]]]
+"""Into what and out of what, one pair of lists a dtype."""
 
 
 class Buffers:
@@ -33,15 +37,17 @@ class Buffers:
                         seen.add(id(buffer))
                         self._places.append((child._buffers, key))
                         self._names.append(f"{path}.{key}" if path else key)
+        self._home: list[torch.Tensor] = []
+        """The tensors that were the modules' buffers when the step began."""
         self._silent = [b.is_floating_point() and b.numel() <= _SMALL for b in self._now()]
         """Which buffers may be written without a trace."""
         self._start: list[torch.Tensor] = []
         self._spare: dict[int, torch.Tensor] = {}
         """Memory for what virtual rank 0 leaves: it and `_start` change places at every commit."""
-        self._home: list[torch.Tensor] = []
-        """The tensors that were the modules' buffers when the step began."""
         self._versions: list[int] = []
         self._kept: dict[int, torch.Tensor] = {}
+        self._rewind: tuple[list[int], Copies] = ([], [])
+        """The buffers that the last virtual worker wrote, and the copies that undo it: mostly the same ones again."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -51,6 +57,7 @@ class Buffers:
         self._spare = {}
         self._versions = [buffer._version for buffer in self._home]
         self._kept = {}
+        self._rewind = ([], [])
 
     def begin_step(self) -> None:
         """The first local virtual worker starts from what is there, the script's own changes included."""
@@ -59,11 +66,17 @@ class Buffers:
         for index in written:
             self._check(index, now[index])
             self._home[index], self._versions[index] = now[index], now[index]._version
-        _copy_all([self._start[index] for index in written], [now[index] for index in written])
+        self._rewind = ([], [])
+        _copy_all(_by_dtype([self._start[index] for index in written], [now[index] for index in written]))
 
     def enter(self) -> None:
         """Give the next virtual worker the buffers that the step started from."""
-        self._write({index: self._start[index] for index in self._written(self._now())})
+        now = self._now()
+        written = self._written(now)
+        if written != self._rewind[0]:
+            self._rewind = (written, _by_dtype([self._home[i] for i in written], [self._start[i] for i in written]))
+        _copy_all(self._rewind[1])
+        self._take_back(now, written)
 
     def leave(self, rank: int) -> None:
         """Keep what virtual rank 0 made of them."""
@@ -73,7 +86,7 @@ class Buffers:
             for index in written:
                 self._check(index, now[index])
             self._kept = {index: self._spare_for(index) for index in written}
-            _copy_all(list(self._kept.values()), [now[index] for index in written])
+            _copy_all(_by_dtype(list(self._kept.values()), [now[index] for index in written]))
 
     def _spare_for(self, index: int) -> torch.Tensor:
         if index not in self._spare:
@@ -97,8 +110,11 @@ class Buffers:
         """Make virtual rank 0's buffers everybody's; `nbytes` is its `kept_bytes()`."""
         if nbytes and self._group.size > 1:
             self._spread(nbytes)
-        written = {*self._written(self._now()), *self._kept}
-        self._write({index: self._kept.get(index, self._start[index]) for index in written})
+        now = self._now()
+        written = sorted({*self._written(now), *self._kept})
+        sources = [self._kept.get(index, self._start[index]) for index in written]
+        _copy_all(_by_dtype([self._home[index] for index in written], sources))
+        self._take_back(now, written)
         for index, kept in self._kept.items():
             self._start[index], self._spare[index] = kept, self._start[index]
         self._kept = {}
@@ -108,14 +124,14 @@ class Buffers:
         self._kept = {}
         self.enter()
 
-    def _write(self, values: Mapping[int, torch.Tensor]) -> None:
-        if values:
-            targets = [self._home[index] for index in values]
-            _copy_all(targets, list(values.values()))
-            for index, target in zip(values, targets, strict=True):
+    def _take_back(self, now: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+        """Put the modules' own tensors back in their places, and note them as unwritten."""
+        for index in written:
+            home = self._home[index]
+            if now[index] is not home:
                 place, key = self._places[index]
-                place[key] = target
-                self._versions[index] = target._version
+                place[key] = home
+            self._versions[index] = home._version
 
     def _spread(self, nbytes: int) -> None:
         """One message: for each changed buffer its index as eight bytes, then its bytes."""
@@ -138,11 +154,10 @@ class Buffers:
 
     def _now(self) -> list[torch.Tensor]:
         now = [place.get(key) for place, key in self._places]
-        for index, buffer in enumerate(now):
-            if buffer is None:
-                raise UsageError(
-                    f"buffer {self._names[index]!r} was taken away during the run: a model must keep its buffers"
-                )
+        if not all(map(is_, now, self._home)):
+            for name, buffer in zip(self._names, now, strict=True):
+                if buffer is None:
+                    raise UsageError(f"buffer {name!r} was taken away during the run: a model must keep its buffers")
         return now  # type: ignore[return-value]  # no None is left
 
     def _written(self, now: Sequence[torch.Tensor]) -> list[int]:
@@ -154,15 +169,19 @@ class Buffers:
         ]
 
 
-def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy pairwise, one call a dtype: a mixed list makes torch copy tensor by tensor."""
-    by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+def _by_dtype(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copies:
+    """Pairs to copy, one list a dtype: a mixed list makes torch copy tensor by tensor."""
+    found: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        into, out_of = by_dtype.setdefault(target.dtype, ([], []))
+        into, out_of = found.setdefault(target.dtype, ([], []))
         into.append(target)
         out_of.append(source)
+    return list(found.values())
+
+
+def _copy_all(copies: Copies) -> None:
     with torch.no_grad():
-        for into, out_of in by_dtype.values():
+        for into, out_of in copies:
             torch._foreach_copy_(into, out_of)
 
 
