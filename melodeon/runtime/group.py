@@ -1,23 +1,28 @@
 """The workers of one view, connected: small exact messages between them, and the collectives that carry tensors.
 
 The process group is built directly rather than through `init_process_group`, so that the script keeps torch.distributed
-for itself and the group of the next view can be built beside this one.
+for itself and the group of the next view can be built beside this one. Everything that may block on a peer happens on
+the group's carrier thread; a caller on another thread waits for it or for the alarm.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from melodeon.core.errors import WorkerLost
 from melodeon.core.launch import Launch
+from melodeon.runtime.carrier import Alarm, Carrier, Pending
+
+T = TypeVar("T")
 
 TIMEOUT_S = 300.0
-"""How long a worker waits for a silent peer before it gives the step up."""
+"""How long a worker waits for a silent peer before it gives the step up, where nobody can sound an alarm."""
 
 
 @contextmanager
@@ -33,9 +38,13 @@ def peer_errors(doing: str) -> Iterator[None]:
 class Group:
     """Worker `rank` of `size` connected workers. A group of one sends nothing."""
 
-    def __init__(self, rank: int, size: int, process_group: Any = None, store: Any = None) -> None:
+    def __init__(
+        self, rank: int, size: int, process_group: Any = None, store: Any = None, alarm: Alarm | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
+        self.alarm = alarm
+        """Sounds when the view of this group is out of date; None where views never change."""
         self.store = store
         """Where the workers met; others may meet there too, under a prefix of their own."""
         # torch's stubs do not know the methods of a bare process group, hence Any; it stays inside this class.
@@ -44,34 +53,49 @@ class Group:
     @classmethod
     def connect(cls, launch: Launch, timeout_s: float = TIMEOUT_S) -> "Group":
         """Meet the other workers of this generation through the launcher's rendezvous file."""
-        if launch.num_workers == 1:
-            return cls(0, 1)
-        assert launch.rendezvous is not None, "a launcher of several workers names their rendezvous"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        group = cls(launch.worker, launch.num_workers)
+        if launch.num_workers > 1:
+            assert launch.rendezvous is not None, "a launcher of several workers names their rendezvous"
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            with peer_errors("meeting"):
+                files = dist.FileStore(launch.rendezvous, launch.num_workers)  # type: ignore[attr-defined]
+            group.meet(files, launch.generation, timeout_s)
+        return group
+
+    def meet(self, store: Any, generation: int, timeout_s: float = TIMEOUT_S) -> None:
+        """Connect with the others of `generation` who come to `store`."""
         with peer_errors("meeting"):
-            files = dist.FileStore(launch.rendezvous, launch.num_workers)  # type: ignore[attr-defined]
-            store = dist.PrefixStore(f"generation-{launch.generation}/", files)  # type: ignore[attr-defined]
-            built = dist.ProcessGroupGloo(store, launch.worker, launch.num_workers, timedelta(seconds=timeout_s))
-        return cls(launch.worker, launch.num_workers, built, store)
+            self.store = dist.PrefixStore(f"generation-{generation}/", store)  # type: ignore[attr-defined]
+            self._process_group = dist.ProcessGroupGloo(self.store, self.rank, self.size, timedelta(seconds=timeout_s))
+
+    @cached_property
+    def carrier(self) -> Carrier:
+        """The thread that talks to the others."""
+        return Carrier()
+
+    def call(self, call: Callable[..., T], *args: Any) -> T:
+        """Make a call that may block on a peer: on the carrier, waiting for it or for the alarm."""
+        if self.alarm is None or self.carrier.here:
+            return call(*args)
+        return self.wait(self.carrier.submit(call, *args))
+
+    def wait(self, pending: Pending[T]) -> T:
+        """What was submitted to the carrier, or ViewOutdated."""
+        return pending.result(self.alarm)
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
         if self.size > 1:
-            with peer_errors("waiting for the others"):
-                self._process_group.barrier().wait()
+            self.call(self._barrier)
 
     def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
         """Overwrite `tensor` with the sum (in gloo's own order) or the maximum over all workers."""
         if self.size > 1:
-            options: Any = dist.AllreduceOptions()
-            options.reduceOp = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-            with peer_errors("summing over workers"):
-                self._process_group.allreduce([tensor], options).wait()
+            self.call(self._all_reduce, tensor, maximum)
 
     def all_to_all(self, taken: torch.Tensor, given: torch.Tensor, take: Sequence[int], give: Sequence[int]) -> None:
         """Send `give[w]` elements of `given` to each worker w, and fill `taken` with `take[w]` from each."""
-        with peer_errors("exchanging gradients"):
-            self._process_group.alltoall_base(taken, given, list(take), list(give)).wait()
+        self.call(self._all_to_all, taken, given, take, give)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Overwrite `tensor` with the root's."""
@@ -79,8 +103,44 @@ class Group:
 
     def broadcast_all(self, tensors: Sequence[tuple[torch.Tensor, int]]) -> None:
         """Overwrite each tensor with its root's, all of them under way at once."""
+        if self.size > 1:
+            self.call(self._broadcast_all, tensors)
+
+    def share_bytes(self, payload: bytes, root: int) -> bytes:
+        """The root's payload, on every worker."""
         if self.size == 1:
-            return
+            return payload
+        return self.call(self._share_bytes, payload, root)
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Every worker's payload, in worker order, on every worker."""
+        if self.size == 1:
+            return [payload]
+        return self.call(self._gather_bytes, payload)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if "carrier" in self.__dict__:
+            self.carrier.close()
+        self._process_group = None
+
+    # -- on the carrier ----------------------------------------------------------------------------------------------
+
+    def _barrier(self) -> None:
+        with peer_errors("waiting for the others"):
+            self._process_group.barrier().wait()
+
+    def _all_reduce(self, tensor: torch.Tensor, maximum: bool) -> None:
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        with peer_errors("summing over workers"):
+            self._process_group.allreduce([tensor], options).wait()
+
+    def _all_to_all(self, taken: torch.Tensor, given: torch.Tensor, take: Sequence[int], give: Sequence[int]) -> None:
+        with peer_errors("exchanging gradients"):
+            self._process_group.alltoall_base(taken, given, list(take), list(give)).wait()
+
+    def _broadcast_all(self, tensors: Sequence[tuple[torch.Tensor, int]]) -> None:
         works = []
         with peer_errors("taking over shared values"):
             for tensor, root in tensors:
@@ -90,23 +150,27 @@ class Group:
             for work in works:
                 work.wait()
 
-    def share_bytes(self, payload: bytes, root: int) -> bytes:
-        """The root's payload, on every worker."""
-        if self.size == 1:
-            return payload
+    def _share_bytes(self, payload: bytes, root: int) -> bytes:
         length = torch.tensor([len(payload)], dtype=torch.int64)
-        self.broadcast(length, root)
+        self._broadcast_all([(length, root)])
         body = torch.empty(int(length), dtype=torch.uint8)
         if self.rank == root and payload:
             body.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
         if body.numel():
-            self.broadcast(body, root)
+            self._broadcast_all([(body, root)])
         return body.numpy().tobytes()
 
-    def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Every worker's payload, in worker order, on every worker."""
-        return [self.share_bytes(payload, root) for root in range(self.size)]
+    def _gather_bytes(self, payload: bytes) -> list[bytes]:
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._all_gather(lengths, torch.tensor([len(payload)], dtype=torch.int64))
+        longest = max(int(length) for length in lengths)
+        if not longest:
+            return [b""] * self.size
+        padded = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
+        bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        self._all_gather(bodies, padded)
+        return [body.numpy().tobytes()[: int(length)] for body, length in zip(bodies, lengths, strict=True)]
 
-    def close(self) -> None:
-        """Let go of the connections."""
-        self._process_group = None
+    def _all_gather(self, into: list[torch.Tensor], tensor: torch.Tensor) -> None:
+        with peer_errors("gathering from the others"):
+            self._process_group.allgather([into], [tensor]).wait()

@@ -10,7 +10,6 @@ loss was not finite, whether the random states agree.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -59,18 +58,14 @@ class Reducer(ABC):
         self._learning = True
         """The first step is not over: every backward pass is watched, as far as that tells what the model does."""
         self._arrived: list[int] = []
-        self._jobs: list[Future[None]] = []
-        self._thread: ThreadPoolExecutor | None = None
         self._hooks: list[RemovableHandle] = []
         for index, param in enumerate(self.params):
             handle = param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
             self._hooks.append(handle)
 
     def close(self) -> None:
-        """Take the hooks off and end the thread."""
+        """Take the hooks off."""
         self._unhook()
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     @abstractmethod
@@ -106,7 +101,6 @@ class Reducer(ABC):
             self._device_rows = [_new_rows(bucket, counts[0], bucket.device) for bucket in buckets]
             self._lanes = [AloneLane(rows, fold(b)) for rows, b in zip(self._device_rows, buckets, strict=True)]
             return
-        self._thread = self._thread or _background()
         sizes = [sum(_row_bytes(bucket) * count for bucket in buckets) for count in counts]
         segments = map_segments(self.group, sizes)
         if segments is not None:
@@ -171,13 +165,13 @@ class Reducer(ABC):
         number, self._next = self._next, self._next + 1
         with torch.no_grad():
             self._fill(number, self._device_rows[number])
-        if self._thread is None:
+        if self.group.size == 1:
             return
         ready = None
         if self._buckets[number].device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        self._jobs.append(self._thread.submit(self._carry, number, ready))
+        self.group.carrier.submit(self._carry, number, ready)
 
     def _carry(self, number: int, ready: "torch.cuda.Event | None") -> None:
         lane, device_rows = self._lanes[number], self._device_rows[number]
@@ -202,13 +196,9 @@ class Reducer(ABC):
                 lane.reduce()
             header = Header(tuple(used), finite, fingerprint >= 0, buffer_bytes)
         else:
-            assert self._thread is not None
             mine = [int(flag) for flag in used] + [int(not finite), fingerprint, -fingerprint, buffer_bytes]
-            header_job = self._thread.submit(self._exchange_header, mine)
-            for job in self._jobs:
-                job.result()
-            header = header_job.result()
-        self._jobs = []
+            # The carrier keeps the order, and after a failure fails the rest: the header's result is everybody's.
+            header = self.group.wait(self.group.carrier.submit(self._exchange_header, mine))
         self._deliver(header)
         self._learning = False
         if not self._lanes:
@@ -231,11 +221,6 @@ class Reducer(ABC):
         """Forget `.grad` everywhere: the next step starts from nothing."""
         for param in self.params:
             param.grad = None
-
-
-def _background() -> ThreadPoolExecutor:
-    threads = torch.get_num_threads()
-    return ThreadPoolExecutor(1, "melodeon-exchange", initializer=torch.set_num_threads, initargs=(threads,))
 
 
 def _row_bytes(bucket: Bucket) -> int:
