@@ -16,11 +16,14 @@ from melodeon.core.errors import (
     NonFiniteLoss,
     NotBitwise,
     NotFound,
+    Unreachable,
     UsageError,
     WorkerLost,
 )
 
 if TYPE_CHECKING:
+    from melodeon.coord.client import JobHandle
+    from melodeon.coord.client import connect as attach
     from melodeon.runtime.job import Job
     from melodeon.runtime.join import join
 
@@ -31,26 +34,35 @@ __all__ = [
     "CheckpointError",
     "DefinitionError",
     "Job",
+    "JobHandle",
     "MelodeonError",
     "MissingTorch",
     "NonFiniteLoss",
     "NotBitwise",
     "NotFound",
+    "Unreachable",
     "UsageError",
     "WorkerLost",
     "__version__",
+    "attach",
     "join",
 ]
 
-_LAZY = {"Job": "melodeon.runtime.job", "join": "melodeon.runtime.join"}
+_LAZY = {
+    "Job": ("melodeon.runtime.job", "Job"),
+    "JobHandle": ("melodeon.coord.client", "JobHandle"),
+    "attach": ("melodeon.coord.client", "connect"),
+    "join": ("melodeon.runtime.join", "join"),
+}
 
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'melodeon' has no attribute {name!r}")
-    if find_spec("torch") is None:
+    module, attribute = _LAZY[name]
+    if module.startswith("melodeon.runtime") and find_spec("torch") is None:
         raise MissingTorch(f"melodeon.{name}")
-    value: object = getattr(importlib.import_module(_LAZY[name]), name)
+    value: object = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
 

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from melodeon.backends.outcome import Exit, Outcome, judge
+from melodeon.backends.signals import forwarded_signals
 from melodeon.backends.streams import Lines
 from melodeon.core.determinism import level_env
 from melodeon.core.launch import Launch
@@ -53,7 +54,7 @@ def run_local(
     with contextlib.ExitStack() as stack:
         crew = _Crew(run_dir, on_event or _ignore_event, on_output or _ignore_output, grace_s, stack)
         stack.callback(crew.abandon)
-        stack.enter_context(_signals(crew.wake))
+        stack.enter_context(forwarded_signals(crew.wake))
         for launch in launches:
             crew.start(command, launch, env or {})
         crew.watch()
@@ -237,25 +238,6 @@ class _Crew:
             if event.get("kind") == "error":
                 self.errors.append(event)
             self._on_event(event)
-
-
-@contextlib.contextmanager
-def _signals(wake: int) -> Iterator[None]:
-    """SIGINT and SIGTERM become bytes on `wake`; outside the main thread they are somebody else's."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handler(number: int, _frame: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(wake, bytes([number]))
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def _exit_fd(process: "subprocess.Popen[bytes]") -> int:

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
+from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.local import Event, OnEvent, OnOutput, run_local
 from melodeon.backends.outcome import Outcome
 from melodeon.core.assignment import Assignment
@@ -35,6 +38,8 @@ class Request:
     """What the person typed, for the record."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to every worker's environment, over what the level sets."""
+    elastic: Elastic | None = None
+    """How to run it as an elastic job; None: on a fixed number of workers, without agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,7 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
         "assignment": str(Assignment(launch.counts)) if launch.counts else None,
         "determinism": launch.determinism,
         "engine": launch.engine,
+        "elastic": request.elastic is not None,
         "pid": os.getpid(),
         "status": "running",
         "exit_code": None,
@@ -86,9 +92,21 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
     outcome = Outcome(exit_code=1, reason="the launcher failed")
     try:
         command = [request.script, *request.args]
-        outcome = run_local(
-            command, launches_for(launch, run_dir), run_dir, env=request.env, on_event=listen, on_output=on_output
-        )
+        if request.elastic is None:
+            outcome = run_local(
+                command, launches_for(launch, run_dir), run_dir, env=request.env, on_event=listen, on_output=on_output
+            )
+        else:
+            elastic = replace(request.elastic, job=msgspec.structs.replace(request.elastic.job, job=run_dir.name))
+            outcome = run_elastic(
+                command,
+                replace(launch, elastic=True, run_dir=str(run_dir.resolve()), runs_root=str(run_dir.resolve().parent)),
+                run_dir,
+                elastic,
+                env=request.env,
+                on_event=listen,
+                on_output=on_output,
+            )
     finally:
         seconds = time.monotonic() - started
         status = "done" if outcome.ok else "failed"

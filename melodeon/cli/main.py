@@ -1,9 +1,10 @@
 """The `melodeon` command: commands are functions of this folder, errors become one sentence and an exit code.
 
-Plain help and no completion machinery keep `melodeon --help` fast; torch is never imported from here.
+Plain help, and completion only where a shell asks, keep `melodeon --help` fast; torch is never imported from here.
 """
 
 import importlib
+import os
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -13,16 +14,25 @@ import melodeon
 from melodeon.cli.output import fail
 from melodeon.core.errors import MelodeonError
 
-COMMANDS = ("run", "verify", "diff", "scan", "export", "doctor")
-"""In the order that help lists them; each is the function of that name in the module of that name."""
+COMMANDS = (
+    *("run", "verify", "diff", "scan", "export", "doctor"),
+    *("ps", "top", "logs", "scale", "migrate", "profile", "checkpoint", "stop", "trace"),
+)
+"""In the order that help lists them; each is the function of that name in the module of that name, or in `MODULES`'."""
+
+MODULES = dict.fromkeys(("scale", "migrate", "profile", "checkpoint", "stop"), "jobs")
+"""Commands whose module has another name."""
 
 PASS_ON = {"run", "scan"}
 """What follows the script is the script's, options too; `verify` has its own there, and the script's after `--`."""
 
+COMPLETE = "_MELODEON_COMPLETE"
+"""Set by a shell that asks for completions; `source_bash`, `source_zsh` and `source_fish` print what it must run."""
+
 app = typer.Typer(
     name="melodeon",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=COMPLETE in os.environ,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -44,8 +54,9 @@ def _root(
 
 
 for _name in COMMANDS:
-    if find_spec(f"melodeon.cli.{_name}") is not None:
-        _function = getattr(importlib.import_module(f"melodeon.cli.{_name}"), _name)
+    _module = f"melodeon.cli.{MODULES.get(_name, _name)}"
+    if find_spec(_module) is not None:
+        _function = getattr(importlib.import_module(_module), _name)
         app.command(_name, context_settings={"allow_interspersed_args": _name not in PASS_ON})(_function)
 
 

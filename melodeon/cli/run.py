@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from melodeon.backends.elastic import Elastic
 from melodeon.backends.runs import Report, Request, perform
 from melodeon.cli.output import print_json
 from melodeon.cli.progress import choose
 from melodeon.cli.training import checked_launch, explain_failure
+from melodeon.coord.master_state import JobConfig
 from melodeon.core.assignment import Assignment
 from melodeon.core.determinism import DEFAULT
 from melodeon.core.errors import UsageError
@@ -29,6 +31,12 @@ def run(
     receipt_every: Annotated[int | None, typer.Option(min=0, help="Steps between receipt entries; 0: end.")] = None,
     record_ops: Annotated[bool, typer.Option("--record-ops", help="Record every operator, for `diff`.")] = False,
     record_states: Annotated[bool, typer.Option("--record-states", help="Record every tensor's digest.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Without agents: a fixed set of workers.")] = False,
+    restarts: Annotated[int, typer.Option(min=0, help="How many lost workers to replace.")] = 3,
+    agents: Annotated[int, typer.Option(min=1, help="Agents on this machine; each plays a node.")] = 1,
+    store: Annotated[str | None, typer.Option(help="etcd's URL, as the coordination store.")] = None,
+    straggler: Annotated[float, typer.Option(min=0, help="So much slower than the others is slow; 0: off.")] = 1.5,
+    patience: Annotated[int, typer.Option(min=1, help="Steps in a row before a worker counts as slow.")] = 10,
     no_resume: Annotated[bool, typer.Option("--no-resume", help="Ignore existing checkpoints.")] = False,
     runs_root: Annotated[str, typer.Option(help="Where runs are kept.")] = Launch().runs_root,
     name: Annotated[str | None, typer.Option(help="The run's id.")] = None,
@@ -50,7 +58,18 @@ def run(
         resume=not no_resume,
     )
     command = ["melodeon", *sys.argv[1:]]
-    request = Request(script=script, args=args or (), launch=launch, name=name, command=command)
+    elastic = None
+    if not (static or record_ops or counts):
+        job = JobConfig(
+            job="",
+            workers=workers or 1,
+            agents=agents,
+            restarts=restarts,
+            straggler_factor=straggler,
+            straggler_patience=patience,
+        )
+        elastic = Elastic(job=job, agents=agents, store=store)
+    request = Request(script=script, args=args or (), launch=launch, name=name, command=command, elastic=elastic)
     display = choose(quiet=quiet, stdout_to_stderr=json)
     try:
         report = perform(request, on_event=display.event, on_output=display.output)

@@ -5,6 +5,7 @@
     |   |-- DefinitionError          2  what defines the bits differs from what it must equal
     |   `-- MissingTorch             2  training was asked for and PyTorch is not installed
     |-- NotFound                     4  a named run, file or folder is not there
+    |-- Unreachable                  5  a job or a store is there, but nobody answers
     |-- NotBitwise                   6  two runs that must agree do not
     |-- Cancelled                    7  stopped on request
     |-- CheckpointError              1  no checkpoint could be written or read
@@ -42,6 +43,12 @@ class NotFound(MelodeonError):
     """A named run, file or folder is not there."""
 
     exit_code = 4
+
+
+class Unreachable(MelodeonError):
+    """A job or a store is there, but nobody answers."""
+
+    exit_code = 5
 
 
 class NotBitwise(MelodeonError):

@@ -54,6 +54,16 @@ class Launch:
     """Overrides the folder given to `job.checkpoint`."""
     event_fd: int | None = None
     """A pipe to the launcher: one JSON line an event."""
+    elastic: bool = False
+    """The views of the job may change; `agent` says which, and `num_workers` and `counts` mean nothing."""
+    agent: str | None = None
+    """Path of the socket at which this worker's agent is."""
+    worker_number: int = 0
+    """This worker's number in an elastic job: unique, never given twice."""
+    host: str = ""
+    """This node's address, as other nodes reach it; empty where the whole job is on one host."""
+    slot: int = 0
+    """Its device slot on the node."""
     lifeline_fd: int | None = None
     """A pipe from the launcher: when it closes, the launcher is gone and the worker ends."""
 

@@ -6,15 +6,17 @@ The gates of wrapped objects ask here whether a call takes effect. Everything a 
 number is refused here, with one sentence.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
 
-from melodeon.core.errors import UsageError
+from melodeon.core.errors import UsageError, WorkerLost
 from melodeon.runtime.engine import Engine
 from melodeon.runtime.finite import FiniteCheck
-from melodeon.runtime.reduce import Header
+from melodeon.runtime.reduce import NO_SIGNALS, Header, Signals
 from melodeon.runtime.watch import Watch
 
 
@@ -34,6 +36,8 @@ class Turn:
     """The script asked for the update: what it draws and writes from here on is not the virtual worker's any more."""
     header: Header | None = None
     """The exchange is finished and this was agreed."""
+    dropped: bool = False
+    """Somebody was lost before the commit: nothing takes effect, and the step is run again."""
 
 
 class Left(Enum):
@@ -50,7 +54,15 @@ class Left(Enum):
 class Beat:
     """Steps through one worker's virtual workers; `gates.Turnstile` for everything wrapped."""
 
-    def __init__(self, engine: Engine, ranks: range, finite: FiniteCheck, *, skip: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        ranks: range,
+        finite: FiniteCheck,
+        *,
+        skip: bool,
+        signals: Callable[[], Signals] | None = None,
+    ) -> None:
         self.step = 0
         """Steps that are complete."""
         self.turn: Turn | None = None
@@ -63,6 +75,17 @@ class Beat:
         """A step with a loss that is not finite makes no update."""
         self._updated: set[int] = set()
         """The optimizers that have stepped in this step."""
+        self._signals = signals
+        """What this worker has heard, where views may change; None where they never do."""
+        self.agreed = NO_SIGNALS
+        """What all workers have heard, as of the last committed step."""
+        self.busy_s = 0.0
+        """Seconds of this worker's own work in the step, until it waits for the others."""
+        self._began = 0.0
+
+    def reseat(self, ranks: range) -> None:
+        """Run these virtual workers from the next step on."""
+        self._ranks = ranks
 
     @property
     def updating(self) -> bool:
@@ -73,7 +96,7 @@ class Beat:
 
     def acts_now(self) -> bool:
         """Whether a gated call takes effect now: outside the steps, and for the last local virtual worker of one."""
-        return self.turn is None or self.turn.last
+        return self.turn is None or (self.turn.last and not self.turn.dropped)
 
     def gradients_needed(self) -> bool:
         """Whether gradients of the step in progress must survive a `zero_grad`."""
@@ -87,6 +110,8 @@ class Beat:
         turn = self.turn
         if turn is None or turn.header is not None:
             return True
+        if turn.dropped:
+            return False
         if not turn.folded:
             raise UsageError(
                 f"{caller} was called before job.backward(loss) for virtual worker {turn.rank} of step {self.step}"
@@ -94,12 +119,30 @@ class Beat:
         self._end_part(turn)
         if not turn.last:
             return False
-        turn.header = self._engine.finish(self.step, finite=self._finite.verdict(self.step), skip=self._skip)
-        if not turn.header.finite:
+        header = self._finish(turn)
+        if header is None:
+            return False
+        turn.header = header
+        if not header.finite:
             self._finite.found(self.step)
         if self.watch is not None:
             self.watch.commit(self.step)
         return True
+
+    def _finish(self, turn: Turn) -> Header | None:
+        """Make the gradients the job's; None if somebody was lost, and the step will be run again."""
+        finite = self._finite.verdict(self.step)
+        self.busy_s = time.perf_counter() - self._began
+        if self._signals is None:
+            return self._engine.finish(self.step, finite=finite, skip=self._skip)
+        try:
+            header = self._engine.finish(self.step, finite=finite, skip=self._skip, signals=self._signals())
+        except WorkerLost:
+            turn.dropped = True
+            self._engine.give_up()
+            return None
+        self.agreed = header.signals
+        return header
 
     def begin_update(self, optimizer: torch.optim.Optimizer) -> bool:
         """Note that the optimizer steps; False if the step's update is skipped."""
@@ -120,6 +163,7 @@ class Beat:
         """A virtual worker's turn begins."""
         if rank == self._ranks[0]:
             self._updated.clear()
+            self._began = time.perf_counter()
             self._engine.begin_step()
         self.turn = Turn(rank, weight, last=rank == self._ranks[-1])
         self._engine.enter(self.step, rank)
@@ -137,10 +181,13 @@ class Beat:
         self._engine.end_backward(turn.rank, final=not more)
         turn.folded = not more
 
-    def leave(self) -> None:
-        """The loop asks for the next batch: this virtual worker's turn is over."""
+    def leave(self) -> bool:
+        """The loop asks for the next batch: this virtual worker's turn is over; False if the step was dropped."""
         turn = self.turn
         assert turn is not None
+        if turn.dropped:
+            self.turn = None
+            return False
         if not turn.folded:
             raise UsageError(
                 f"no job.backward(loss) came for virtual worker {turn.rank} of step {self.step}: call it in place of "
@@ -156,6 +203,7 @@ class Beat:
         elif self.watch is not None:
             self.watch.leave()
         self.turn = None
+        return True
 
     def leave_early(self) -> Left:
         """The loop was left in the middle, by `break` or by an error. Nothing is exchanged here."""

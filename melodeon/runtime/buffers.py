@@ -59,6 +59,11 @@ class Buffers:
         self._kept = {}
         self._rewind = ([], [])
 
+    def reassign(self, group: Group, owner: int) -> None:
+        """Another view: the worker that runs virtual rank 0 may be another."""
+        self._group, self._owner = group, owner
+        self._kept = {}
+
     def begin_step(self) -> None:
         """The first local virtual worker starts from what is there, the script's own changes included."""
         now = self._now()

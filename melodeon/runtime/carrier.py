@@ -60,14 +60,9 @@ class Pending(Generic[T]):
         self._error: BaseException | None = None
 
     @property
-    def ended(self) -> bool:
-        """Whether the call has returned or raised."""
-        return self._ended
-
-    @property
-    def failed(self) -> bool:
-        """Whether it raised."""
-        return self._ended and self._error is not None
+    def succeeded(self) -> bool:
+        """Whether the call has returned."""
+        return self._ended and self._error is None
 
     def result(self, alarm: Alarm | None = None) -> T:
         """Wait for it; raises what it raised, or ViewOutdated when the alarm sounds first."""

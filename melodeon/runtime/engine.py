@@ -6,23 +6,28 @@ its place, so that one script can be trained both ways and compared.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError
 from melodeon.core.sampling import EpochPlan
+from melodeon.runtime.buckets import ddp_buckets
 from melodeon.runtime.buffers import Buffers
+from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.feed import Feed
 from melodeon.runtime.group import Group
 from melodeon.runtime.guard import Guard
 from melodeon.runtime.loader import Source
+from melodeon.runtime.partitioned import Partitioned
 from melodeon.runtime.random_streams import CarriedStreams, DerivedStreams, Generators
-from melodeon.runtime.reduce import Header, Reducer
-from melodeon.runtime.reduce_ddp import DdpReducer
-from melodeon.runtime.reduce_tree import TreeReducer
+from melodeon.runtime.reduce import NO_SIGNALS, Header, Reducer, Signals
+from melodeon.runtime.reduce_ddp import DdpReducer, ddp_exchange
+from melodeon.runtime.reduce_tree import TreeReducer, tree_exchange
 from melodeon.runtime.state import Parts, bare, named_parameters
 
 
@@ -40,8 +45,11 @@ class Engine:
         seed: int,
         order: str,
         find_unused: bool,
+        elastic: bool = False,
     ) -> None:
         self.device = device
+        self._elastic = elastic
+        """Whether views may change: then the engine is seated by `reseat`, again and again."""
         self._group = group
         self._assignment = assignment
         self._order = order
@@ -53,11 +61,14 @@ class Engine:
         self._guard: Guard | None = None
         ranks = assignment.ranks_of(group.rank)
         self._first_rank = ranks[0]
+        self._arrival: list[int] | None = None
+        """The order that DDP's buckets are cut by, as of the last committed step."""
         self.streams: DerivedStreams | CarriedStreams
         if order == "tree":
             self.streams = DerivedStreams(seed, device)
         else:
-            self.streams = CarriedStreams(seed, device, ranks)
+            virtual_workers = assignment.virtual_workers if elastic else None
+            self.streams = CarriedStreams(seed, device, ranks, virtual_workers=virtual_workers)
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
@@ -72,8 +83,9 @@ class Engine:
     ) -> Source:
         """Where a loader's batches come from."""
         carried = isinstance(self.streams, CarriedStreams)
+        make = dataset.feed if isinstance(dataset, Partitioned) else partial(Feed, dataset)
         try:
-            return Feed(dataset, plan=plan, seed=seed, shuffle=shuffle, keep_generators=carried, **options)
+            return make(plan=plan, seed=seed, shuffle=shuffle, keep_generators=carried, **options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
@@ -85,18 +97,22 @@ class Engine:
         """All objects are wrapped: make what sums their gradients and keeps their buffers."""
         self._parts = parts
         self.buffers = Buffers(parts.models, self._group, self._assignment.worker_of(0))
-        self._build_reducer()
+        self._params = [param for _, param in named_parameters(parts.models)]
+        self._trainable()
+        if not self._elastic:
+            self._build_reducer()
 
-    def _build_reducer(self) -> None:
-        everything = named_parameters(self._parts.models)
-        self._params = [param for _, param in everything]
-        self._required = [param.requires_grad for param in self._params]
-        trainable = [(name, param) for name, param in everything if param.requires_grad]
-        if not trainable:
+    def _trainable(self) -> tuple[list[str], list[torch.nn.Parameter]]:
+        found = [(name, param) for name, param in named_parameters(self._parts.models) if param.requires_grad]
+        if not found:
             raise UsageError("no parameter of the wrapped models requires a gradient: there is nothing to train")
-        names, params = zip(*trainable, strict=True)
+        return [name for name, _ in found], [param for _, param in found]
+
+    def _build_reducer(self, exchange: Exchange | None = None) -> None:
+        self._required = [param.requires_grad for param in self._params]
+        names, params = self._trainable()
         if self._order == "tree":
-            self.reducer = TreeReducer(params, names, self._group, self._assignment)
+            self.reducer = TreeReducer(params, names, self._group, self._assignment, exchange=exchange)
         else:
             self.reducer = DdpReducer(
                 params,
@@ -105,8 +121,44 @@ class Engine:
                 self._assignment,
                 models=_indices_by_model(self._parts.models, params),
                 find_unused=self._find_unused,
+                arrival=self._arrival,
+                exchange=exchange,
             )
         self._guard = Guard(params, names)
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def layout(self) -> str:
+        """What an exchange depends on besides its view: it fits if this is the same when it is used."""
+        return json.dumps([[param.requires_grad for param in self._params], self._arrival])
+
+    def open_exchange(self, group: Group, assignment: Assignment) -> Exchange:
+        """Open the exchange of another view, on that view's carrier, while this one trains."""
+        _, params = self._trainable()
+        if self._order == "tree":
+            return tree_exchange(params, group, assignment)
+        models = _indices_by_model(self._parts.models, params)
+        buckets = ddp_buckets(params, models, self._arrival, find_unused=self._find_unused)
+        return ddp_exchange(buckets, group, assignment)
+
+    def reseat(self, group: Group, assignment: Assignment, exchange: Exchange | None) -> None:
+        """Go on as a worker of another view."""
+        if hasattr(self, "reducer"):
+            self.reducer.close()
+        self._group, self._assignment = group, assignment
+        ranks = assignment.ranks_of(group.rank)
+        self._first_rank = ranks[0]
+        self.buffers.reassign(group, assignment.worker_of(0))
+        if isinstance(self.streams, CarriedStreams):
+            self.streams.reassign(ranks)
+        self._build_reducer(exchange)
+
+    def give_up(self) -> None:
+        """Somebody is gone before the step's commit: leave everything as the step found it."""
+        self.reducer.abandon()
+        self.buffers.drop()
+        if isinstance(self.streams, CarriedStreams):
+            self.streams.give_up()
 
     # -- the beat ----------------------------------------------------------------------------------------------------
 
@@ -161,11 +213,12 @@ class Engine:
         self.buffers.leave(rank)
         self.streams.leave(rank)
 
-    def finish(self, step: int, *, finite: bool, skip: bool) -> Header:
+    def finish(self, step: int, *, finite: bool, skip: bool, signals: Signals = NO_SIGNALS) -> Header:
         """All virtual workers are done: gradients, buffers and streams become the job's.
 
         With `skip`, a step with a loss that is not finite leaves no trace in the buffers either.
         """
+        failpoint("step.exchange")
         if self._frozen_otherwise():
             raise UsageError(
                 f"requires_grad changed in step {step} between two virtual workers: freeze or unfreeze parameters "
@@ -174,13 +227,23 @@ class Engine:
         if self._guard is not None:
             self._guard.check(step)
         header = self.reducer.finish(
-            finite=finite, fingerprint=self.streams.fingerprint(), buffer_bytes=self.buffers.kept_bytes()
+            finite=finite,
+            fingerprint=self.streams.fingerprint(),
+            buffer_bytes=self.buffers.kept_bytes(),
+            signals=signals,
         )
+        failpoint("step.agreed")
+        if isinstance(self.streams, CarriedStreams) and self.streams.replicated and not header.agreed:
+            everyone = gather_generators(self._group, self.streams.local())
+            self.streams.learn({int(rank): Generators.from_plain(plain) for rank, plain in everyone.items()})
         if skip and not header.finite:
             self.buffers.drop()
         else:
             self.buffers.commit(header.buffer_bytes)
         self.streams.commit(step, agreed=header.agreed)
+        # From here on nothing of this step waits for anybody: it is committed.
+        self._arrival = list(self.reducer.arrival or []) or None if isinstance(self.reducer, DdpReducer) else None
+        failpoint("step.commit")
         return header
 
     def outside(self, step: int) -> None:
@@ -193,7 +256,12 @@ class Engine:
         """What the order itself carries from step to step: nothing in `tree`."""
         if not isinstance(self.streams, CarriedStreams):
             return {}
-        return {"random": gather_generators(self._group, self.streams.capture()), "arrival": self._arrival()}
+        states = self.streams.capture()
+        if self.streams.replicated:
+            random: dict[str, Any] = {str(rank): generators.to_plain() for rank, generators in states.items()}
+        else:
+            random = gather_generators(self._group, states)
+        return {"random": random, "arrival": self._arrival}
 
     def restore(self, captured: Mapping[str, Any], step: int) -> None:
         """Go on from a captured state."""
@@ -201,8 +269,9 @@ class Engine:
         if isinstance(self.streams, CarriedStreams):
             states = {int(rank): Generators.from_plain(plain) for rank, plain in captured["random"].items()}
             self.streams.restore(states, step)
-            if isinstance(self.reducer, DdpReducer) and captured.get("arrival"):
-                self.reducer.set_arrival([int(index) for index in captured["arrival"]])
+            self._arrival = [int(index) for index in captured.get("arrival") or ()] or None
+            if not self._elastic and isinstance(self.reducer, DdpReducer) and self._arrival:
+                self.reducer.set_arrival(self._arrival)
         else:
             self.streams.outside(step)
 
@@ -213,9 +282,6 @@ class Engine:
         self._group.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _arrival(self) -> Sequence[int] | None:
-        return self.reducer.arrival if isinstance(self.reducer, DdpReducer) else None
 
     def _frozen_otherwise(self) -> bool:
         return [param.requires_grad for param in self._params] != self._required

@@ -62,11 +62,18 @@ class Group:
             group.meet(files, launch.generation, timeout_s)
         return group
 
-    def meet(self, store: Any, generation: int, timeout_s: float = TIMEOUT_S) -> None:
-        """Connect with the others of `generation` who come to `store`."""
+    def meet(self, store: Any, generation: int, timeout_s: float = TIMEOUT_S, *, host: str = "") -> None:
+        """Connect with the others of `generation` who come to `store`; `host` is the address they reach this one at."""
+        gloo: Any = dist.ProcessGroupGloo
         with peer_errors("meeting"):
             self.store = dist.PrefixStore(f"generation-{generation}/", store)  # type: ignore[attr-defined]
-            self._process_group = dist.ProcessGroupGloo(self.store, self.rank, self.size, timedelta(seconds=timeout_s))
+            if not host:
+                self._process_group = gloo(self.store, self.rank, self.size, timedelta(seconds=timeout_s))
+                return
+            options = gloo._Options()
+            options._timeout = timedelta(seconds=timeout_s)
+            options._devices = [gloo.create_device(hostname=host)]
+            self._process_group = gloo(self.store, self.rank, self.size, options)
 
     @cached_property
     def carrier(self) -> Carrier:

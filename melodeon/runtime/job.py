@@ -10,6 +10,7 @@ Until the commit nothing of the job's state has changed, so a step can be droppe
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -23,14 +24,18 @@ from melodeon.core.launch import Launch
 from melodeon.core.sampling import EpochPlan, Uneven
 from melodeon.runtime import gates, state, wrapping
 from melodeon.runtime.beat import Beat, Left
+from melodeon.runtime.elastic import Elastic
 from melodeon.runtime.engine import Engine
+from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.feed import dataset_length
 from melodeon.runtime.finite import FiniteCheck
 from melodeon.runtime.group import Group
 from melodeon.runtime.journal import Journal
 from melodeon.runtime.keeper import Keeper, Schedule
+from melodeon.runtime.link import Link
 from melodeon.runtime.loader import Loader
 from melodeon.runtime.metrics import Metrics
+from melodeon.runtime.partitioned import Partitioned
 from melodeon.runtime.settings import Settings
 from melodeon.runtime.watch import Watch
 
@@ -52,6 +57,7 @@ class Job:
         engine: Engine,
         journal: Journal,
         facts: Mapping[str, Value],
+        link: Link | None = None,
     ) -> None:
         self.settings = settings
         self.assignment = assignment
@@ -59,18 +65,24 @@ class Job:
         self.device = engine.device
         self.broken = False
         """An error ended the loop: nothing may be exchanged any more."""
+        self.parted = False
+        """The job goes on without this worker, which is ending."""
         self._launch = launch
         self._group = group
-        self._engine = engine
-        self._journal = journal
+        self.engine = engine
+        self.journal = journal
         self._facts = dict(facts)
-        self._parts = state.Parts()
+        self.parts = state.Parts()
         self._loaders: list[Loader] = []
+        self._elastic = None if link is None else Elastic(self, link, Path(journal.folder), launch.host)
         self._metrics = Metrics(group, settings.virtual_workers, settings.log_every, journal.metrics)
         schedule = Schedule(receipt_every=settings.receipt_every, every_step=launch.record_states)
         self._keeper = Keeper(group, journal, schedule, self.capture)
-        self._finite = FiniteCheck(settings.nan, may_lag=group.size == 1 and engine.device.type == "cuda")
-        self.beat = Beat(engine, self.ranks, self._finite, skip=settings.nan == "skip")
+        # Where views change, all workers must hear of a bad loss in its own step, however many they are then.
+        alone = group.size == 1 and link is None
+        self._finite = FiniteCheck(settings.nan, may_lag=alone and engine.device.type == "cuda")
+        signals = None if self._elastic is None else self._elastic.signals
+        self.beat = Beat(engine, self.ranks, self._finite, skip=settings.nan == "skip", signals=signals)
         self._strangers: RemovableHandle | None = None
         self._epoch = 0
         self._num_epochs: int | None = None
@@ -83,6 +95,8 @@ class Job:
         """The virtual worker in whose turn the loop was left, where that was the middle of a step."""
         self._stopped_in_pass = False
         self._finished_at: int | None = None
+        self._digest: str | None = None
+        self._closed = False
 
     # -- what a script may ask ---------------------------------------------------------------------------------------
 
@@ -129,7 +143,7 @@ class Job:
     @property
     def run_dir(self) -> str:
         """The run's folder."""
-        return str(self._journal.folder)
+        return str(self.journal.folder)
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
@@ -147,10 +161,10 @@ class Job:
         return wrapped[0] if len(wrapped) == 1 else wrapped
 
     def _wrap_one(self, owner: Any) -> Any:
-        kind = wrapping.add(self._parts, owner)
+        kind = wrapping.add(self.parts, owner)
         if kind == "model":
-            model = self._engine.adopt(owner)
-            self._parts.models[-1] = model
+            model = self.engine.adopt(owner)
+            self.parts.models[-1] = model
             gates.gate_zero_grad(model, self.beat)
             return model
         if kind == "optimizer":
@@ -163,12 +177,12 @@ class Job:
 
     def register(self, name: str, owner: T, *, once: Iterable[str] = ONCE_PER_STEP) -> T:
         """Keep another object's state with the job's; its methods named in `once` take effect once per step."""
-        state.check_registered(name, owner, self._parts.registered)
+        state.check_registered(name, owner, self.parts.registered)
         if self._prepared:
             raise UsageError(
                 f"job.register({name!r}, ...) was called after the training loop began: register it before"
             )
-        self._parts.registered[name] = owner  # type: ignore[assignment]  # checked above
+        self.parts.registered[name] = owner  # type: ignore[assignment]  # checked above
         gates.gate_methods(owner, once, self.beat)
         return owner
 
@@ -194,12 +208,13 @@ class Job:
         if uneven is None:
             uneven = "drop" if drop_last else "exact" if self.settings.order == "tree" else "pad"
         plan = EpochPlan(dataset_length(dataset), self.virtual_workers, batch_size, uneven)
-        source = self._engine.source(dataset, plan, self.settings.seed, shuffle, options)
+        source = self.engine.source(dataset, plan, self.settings.seed, shuffle, options)
         number = len(self._loaders)
         self._loaders.append(Loader(self, plan, source, number))
         self._facts |= {
             f"loader{number}": f"{plan.num_samples} samples, batches of {batch_size}, {plan.uneven}"
             + (", shuffled" if shuffle else "")
+            + (f", {dataset.describe()}" if isinstance(dataset, Partitioned) else "")
         }
         return self._loaders[-1]
 
@@ -242,7 +257,7 @@ class Job:
             if not isinstance(parameters, int | float):
                 raise UsageError("job.clip_grad_norm_ needs max_norm: clip_grad_norm_(model.parameters(), 1.0)")
             max_norm = float(parameters)
-            parameters = [param for _, param in state.named_parameters(self._parts.models)]
+            parameters = [param for _, param in state.named_parameters(self.parts.models)]
         assert not isinstance(parameters, int | float)
         if not self.beat.reach_update("job.clip_grad_norm_()"):
             return None
@@ -274,7 +289,9 @@ class Job:
 
     @property
     def stopping(self) -> bool:
-        """Whether the job has done all the steps that the launcher allows."""
+        """Whether the job has done all the steps that the launcher allows, or was told to stop."""
+        if self._elastic is not None and self._elastic.stopping:
+            return True
         limit = 1 if self._launch.scan else self._launch.max_steps
         return limit is not None and self.beat.step >= limit
 
@@ -294,7 +311,7 @@ class Job:
         loader.enter_epoch(self._epoch)
         if self._num_epochs is not None:
             loader.source.stop = loader.plan.cursor(self._num_epochs)
-        self._engine.begin_pass(at_start=loader.cursor == loader.plan.cursor(self._epoch))
+        self.engine.begin_pass(at_start=loader.cursor == loader.plan.cursor(self._epoch))
         return self._epoch
 
     def leave_early(self, loader: Loader) -> None:
@@ -319,29 +336,49 @@ class Job:
         loader, self._unsettled = self._unsettled, None
         if loader is not None:
             self.boundary(loader)
-            self._engine.outside(self.beat.step)
+            self.engine.outside(self.beat.step)
+
+    def keep_up(self) -> None:
+        """Before a step, and before a pass ends: be in the newest view."""
+        if self._elastic is not None:
+            self._elastic.keep_up()
+
+    def drop(self, loader: Loader) -> None:  # noqa: ARG002
+        """A step was given up: run it again in the next view."""
+        assert self._elastic is not None, "only where views change is a step given up"
+        self._elastic.drop()
 
     def boundary(self, loader: Loader) -> None:
         """A step is complete: count it, and do what is due."""
         loader.cursor += 1
         self.beat.advance()
         self._stopped_in_pass = self.stopping and self._pass is not None
+        if self._elastic is not None:
+            self._elastic.boundary(loader.number)
+        else:
+            self.finish_boundary(loader.number)
+        self.journal.step(self.beat.step, self._epoch, dict(self._metrics.latest))
+
+    def finish_boundary(self, number: int) -> None:
+        """What a step's end asks of all workers together; done again if somebody is lost meanwhile."""
+        loader = self._loaders[number]
         self._metrics.boundary(self.beat.step)
         end_of_epoch = loader.cursor == loader.plan.cursor(self._epoch + 1)
         if end_of_epoch:
-            self._engine.outside(self.beat.step)
+            self.engine.outside(self.beat.step)
         ends = end_of_epoch and self._num_epochs is not None and self._epoch + 1 >= self._num_epochs
         self._keeper.boundary(
             self.beat.step, end_of_epoch=end_of_epoch, last=self.stopping or ends, stopped=self.stopping
         )
-        self._journal.step(self.beat.step, self._epoch, dict(self._metrics.latest))
+        if end_of_epoch and self._elastic is not None:
+            self._group.barrier()  # nobody runs on beyond the epoch before everybody has its last step
         if self._launch.scan and self.beat.watch is not None:
-            self.beat.watch.write_scan(self._journal.folder / "scan.json")
+            self.beat.watch.write_scan(self.journal.folder / "scan.json")
 
     def end_pass(self) -> None:
         """A loader's iteration is over."""
         self._pass = None
-        self._engine.outside(self.beat.step)
+        self.engine.outside(self.beat.step)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -352,31 +389,69 @@ class Job:
             "step": self.beat.step,
             "epoch": self._epoch,
             "cursors": {str(loader.number): loader.cursor for loader in self._loaders},
-            **state.capture(self._parts),
-            **self._engine.capture(),
+            **state.capture(self.parts),
+            **self.engine.capture(),
         }
 
     def restore(self, captured: Mapping[str, Any]) -> None:
         """Go on from a captured state."""
-        state.restore(self._parts, captured)
+        state.restore(self.parts, captured)
         self.beat.step, self._epoch = int(captured["step"]), int(captured["epoch"])
         for loader in self._loaders:
             loader.cursor = int(captured["cursors"].get(str(loader.number), 0))
-        self._engine.restore(captured, self.beat.step)
+        self.engine.restore(captured, self.beat.step)
+
+    def resume(self, group: Group) -> None:
+        """Begin with the newest good checkpoint, where the script keeps some."""
+        self._keeper.group = group
+        if self._launch.resume and (found := self._keeper.find()) is not None:
+            self.restore(found.state)
+            self._keeper.check_restored(found)
+            if group.rank == 0:
+                self.journal.note(f"resumed from {found.path} at step {self.beat.step}", main=True)
+
+    def reseat(self, group: Group, assignment: Assignment, exchange: Exchange) -> None:
+        """Go on as a worker of another view."""
+        self._group = self._metrics.group = self._keeper.group = group
+        self.assignment, self.ranks = assignment, assignment.ranks_of(group.rank)
+        self.engine.reseat(group, assignment, exchange)
+        self.beat.reseat(self.ranks)
+        self.journal.seat(main=group.rank == 0)
+        for loader in self._loaders:
+            loader.reassign()
+
+    def flush_metrics(self) -> None:
+        """Exchange what was logged and not told yet."""
+        self._metrics.flush()
+
+    def store_on_request(self) -> None:
+        """Somebody asked for a checkpoint from outside."""
+        if self._keeper.folder is None:
+            self.journal.note(
+                "a checkpoint was asked for, but the script does not call job.checkpoint(folder, every=...)"
+            )
+            return
+        self._keeper.store_now(self.beat.step, {})
+        self._keeper.wait()
+        self._group.barrier()  # whoever answers, it is on the disk
 
     def close(self) -> None:
         """Finish what a `break` left open, end loader processes and threads; the script's end does it too."""
-        if self._prepared and not self.broken and self._finished_at != self.step:
-            self._settle()
-            self._finish()
+        if self._prepared and not self.broken and not self.parted:
+            if self._finished_at != self.step:
+                self._settle()
+                self._finish()
+            if self._elastic is not None and not self._closed:
+                self._elastic.done(self._digest)
+        self._closed = True
         for loader in self._loaders:
             loader.close()
         if self.beat.watch is not None:
             self.beat.watch.close()
         if self._strangers is not None:
             self._strangers.remove()
-        self._engine.close()
-        self._journal.close(failed=self.broken)
+        self.engine.close()
+        self.journal.close(failed=self.broken)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -384,24 +459,26 @@ class Job:
         self._num_epochs = num_epochs
         if self._prepared:
             return
-        wrapping.check_parts(self._parts, self._group)
+        wrapping.check_parts(self.parts)
+        if self._elastic is None:
+            wrapping.check_same_model(self.parts.models, self._group)
         self._prepared = True
-        facts = {**self.settings.facts(), **self._facts, **wrapping.describe(self._parts)}
-        self._engine.prepare(self._parts)
+        facts = {**self.settings.facts(), **self._facts, **wrapping.describe(self.parts)}
+        self.engine.prepare(self.parts)
         self._keeper.definition = Definition(facts)
-        self._journal.define(self._keeper.definition)
-        self.beat.watch = Watch.make(self._launch, self._journal.folder, self._parts.models)
+        self.journal.define(self._keeper.definition)
+        self.beat.watch = Watch.make(self._launch, self.journal.folder, self.parts.models)
         self._strangers = wrapping.refuse_strangers(
-            self._parts, lambda: self.beat.turn is not None, lambda: self.committed
+            self.parts, lambda: self.beat.turn is not None, lambda: self.committed
         )
-        if self._launch.resume and (found := self._keeper.find()) is not None:
-            self.restore(found.state)
-            self._keeper.check_restored(found)
-            self._journal.note(f"resumed from {found.path} at step {self.beat.step}")
+        if self._elastic is not None:
+            self._elastic.join(facts)
+        else:
+            self.resume(self._group)
         steps = [loader.plan.steps_per_epoch for loader in self._loaders]
         total = num_epochs * max(steps, default=0)
         limit = self._launch.max_steps
-        self._journal.event(
+        self.journal.event(
             "begin",
             step=self.beat.step,
             total_steps=min(total, limit) if limit is not None else total,
@@ -410,9 +487,16 @@ class Job:
 
     def _finish(self) -> None:
         self._finished_at = self.beat.step
+        if self._elastic is not None:
+            self._elastic.finish()
+        else:
+            self.finish_together()
+        self.journal.event("step", step=self.beat.step, epoch=self._epoch, metrics=dict(self._metrics.latest))
+        self.journal.event("end", step=self.beat.step, digest=self._digest)
+
+    def finish_together(self) -> None:
+        """What the end of the training asks of all workers together."""
         self._metrics.flush()
         # Stopped by the launcher, the script has since run the end of an epoch that may not be over: the state of the
         # last boundary is the one to go on from.
-        digest = self._keeper.finish(self.beat.step, store=not self._stopped_in_pass)
-        self._journal.event("step", step=self.beat.step, epoch=self._epoch, metrics=dict(self._metrics.latest))
-        self._journal.event("end", step=self.beat.step, digest=digest)
+        self._digest = self._keeper.finish(self.beat.step, store=not self._stopped_in_pass)

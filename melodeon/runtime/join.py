@@ -13,17 +13,19 @@ from typing import Literal
 
 import torch
 
+from melodeon.coord import failpoint
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import MelodeonError, UsageError
 from melodeon.core.launch import Launch
 from melodeon.runtime import determinism as levels
-from melodeon.runtime import lifeline
+from melodeon.runtime import lifeline, preemption
 from melodeon.runtime.engine import Engine
 from melodeon.runtime.feed import lost_loader_process
 from melodeon.runtime.finite import NanPolicy
 from melodeon.runtime.group import Group
 from melodeon.runtime.job import Job
 from melodeon.runtime.journal import Journal
+from melodeon.runtime.link import Link
 from melodeon.runtime.random_streams import seed_all
 from melodeon.runtime.settings import Order, Settings
 from melodeon.runtime.stock import StockEngine
@@ -61,22 +63,35 @@ def join(
     )
     if launch.lifeline_fd is not None:
         lifeline.watch(launch.lifeline_fd)
+    link = _link(launch, journal)
     assignment = _assignment(launch, virtual_workers)
-    where = _device(device, launch.worker)
+    where = _device(device, launch.slot if launch.elastic else launch.worker)
     asked = launch.threads if launch.threads is not None else threads
     facts = levels.apply(determinism, asked, launched_level=launch.determinism, device=str(where))
     seed_all(settings.seed, where)
-    group = Group.connect(launch)
-    make = StockEngine if launch.engine == "stock-ddp" else Engine
-    engine = make(
-        group, assignment, where, seed=settings.seed, order=settings.order, find_unused=find_unused_parameters
-    )
-    job = Job(settings, launch, group, assignment, engine, journal, facts)
+    if launch.engine == "stock-ddp":
+        group = Group.connect(launch)
+        engine: Engine = StockEngine(
+            group, assignment, where, seed=settings.seed, order=settings.order, find_unused=find_unused_parameters
+        )
+    else:
+        # In an elastic job the first view brings the others, once the model is built.
+        group = Group(0, 1) if launch.elastic else Group.connect(launch)
+        engine = Engine(
+            group,
+            assignment,
+            where,
+            seed=settings.seed,
+            order=settings.order,
+            find_unused=find_unused_parameters,
+            elastic=launch.elastic,
+        )
+    job = Job(settings, launch, group, assignment, engine, journal, facts, link)
     hook.job = job
     atexit.register(job.close)
     journal.event(
         "joined",
-        worker=launch.worker,
+        worker=launch.worker_number if launch.elastic else launch.worker,
         virtual_workers=virtual_workers,
         assignment=str(assignment),
         device=str(where),
@@ -86,7 +101,21 @@ def join(
     return job
 
 
+def _link(launch: Launch, journal: Journal) -> Link | None:
+    """The connection with the agent of an elastic job. SIGTERM then means: give the device back, losing nothing."""
+    if not launch.elastic:
+        return None
+    assert launch.agent is not None, "an elastic job's worker has an agent"
+    link = Link(launch.agent, launch.worker_number)
+    journal.connect(link)
+    failpoint.identify(str(launch.worker_number), cut=link.cut)
+    preemption.listen(link)
+    return link
+
+
 def _assignment(launch: Launch, virtual_workers: int) -> Assignment:
+    if launch.elastic:
+        return Assignment((virtual_workers,))
     if launch.counts is None:
         return Assignment.balanced(virtual_workers, launch.num_workers)
     assignment = Assignment(tuple(launch.counts))
@@ -122,7 +151,9 @@ class _ErrorHook:
         """Send the error to the launcher."""
         code = error.exit_code if isinstance(error, MelodeonError) else 1
         text = str(error) or type(error).__name__
-        self._journal.event("error", worker=self._launch.worker, type=type(error).__name__, text=text, exit_code=code)
+        worker = self._launch.worker_number if self._launch.elastic else self._launch.worker
+        self._journal.event("error", worker=worker, type=type(error).__name__, text=text, exit_code=code)
+        self._journal.fail(text, code)
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self.job is not None:
@@ -135,7 +166,7 @@ class _ErrorHook:
         if isinstance(error, Exception):
             self.tell(error)
         self._before(kind, error, trace)
-        if self._launch.num_workers > 1:
+        if self._launch.num_workers > 1 or self._launch.elastic:
             self._end(1)  # threads may wait for peers that wait for this one
 
     def _end(self, code: int) -> None:

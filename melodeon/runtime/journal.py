@@ -7,15 +7,19 @@ never stops the training unless the person asked for the file.
 import json
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
+from melodeon.coord.lastwords import write_last_words
 from melodeon.core.definition import Definition
 from melodeon.core.launch import Launch
-from melodeon.core.receipt import Receipt, header_line, next_entry
+from melodeon.core.receipt import Receipt, ReceiptEntry, header_line, next_entry
 from melodeon.runtime.digest import StateDigest
+from melodeon.runtime.link import Link
+from melodeon.runtime.records import Records
 
 _SHOW_EVERY_S = 0.1
 
@@ -24,8 +28,11 @@ class Journal:
     """The run's folder, its receipt and its events."""
 
     def __init__(self, launch: Launch) -> None:
-        self._main = launch.worker == 0
+        self._main = launch.worker == 0 and not launch.elastic
         self._worker = launch.worker
+        self._link: Link | None = None
+        self._stated = 0
+        """The newest step in states.jsonl."""
         self._record_states = launch.record_states
         self._event_fd = launch.event_fd
         self._launch = launch
@@ -41,29 +48,107 @@ class Journal:
 
     def event(self, kind: str, **fields: object) -> None:
         """Tell the launcher, in one line."""
-        if self._event_fd is not None:
+        if self._link is not None:
+            self._link.say({"kind": kind, **fields})
+        elif self._event_fd is not None:
             line = json.dumps({"kind": kind, **fields}, default=str) + "\n"
             try:
                 os.write(self._event_fd, line.encode())
             except OSError:
                 self._event_fd = None
 
-    def note(self, text: str) -> None:
-        """One sentence for the person, said by worker 0: through the launcher, or on stderr without one."""
-        if not self._main:
+    def note(self, text: str, *, main: bool = False) -> None:
+        """One sentence for the person, said by the worker that writes, or that knows it will: `main`.
+
+        It goes through the launcher, or to stderr without one.
+        """
+        if not (self._main or main):
             return
-        if self._event_fd is not None:
+        if self._event_fd is not None or self._link is not None:
             self.event("note", text=text)
         else:
             os.write(2, f"melodeon: {text}\n".encode())
 
     def define(self, definition: Definition) -> None:
         """Record what defines the bits, before the first entry of the receipt."""
-        if not self._main or self._receipt is not None:
-            return
+        if self._receipt is None:
+            self._receipt = Receipt(definition)
+            if self._main:
+                self._write_definition(definition)
+            self._receipts.add(header_line(definition), write=self._main)
+
+    def _write_definition(self, definition: Definition) -> None:
         (self.folder / "definition.json").write_text(json.dumps(dict(definition.values), indent=2) + "\n")
-        self._receipt = Receipt(definition)
-        self._write("receipt.jsonl", header_line(definition))
+
+    @cached_property
+    def _receipts(self) -> Records:
+        return Records(self.folder / "receipt.jsonl")
+
+    @cached_property
+    def _states(self) -> Records:
+        return Records(self.folder / "states.jsonl")
+
+    # -- elastic jobs: another worker may have to go on writing --------------------------------------------------------
+
+    def connect(self, link: Link) -> None:
+        """Send events through the agent."""
+        self._link = link
+
+    def fail(self, text: str, exit_code: int) -> None:
+        """The script has ended by an error of its own: the whole job is told, whoever listens just now."""
+        if self._link is not None:
+            self._link.post(error=text, exit_code=exit_code)
+            write_last_words(self.folder, self._link.status)
+            self._link.flush()
+
+    def carried(self) -> dict[str, Any]:
+        """What a worker that joins must know to go on with the run's files."""
+        entries = self._receipt.entries if self._receipt is not None else ()
+        rows = [[entry.step, entry.digest, entry.chain] for entry in entries]
+        return {"receipt": rows, "states": self._states.size if self._record_states else 0}
+
+    def adopt(self, carried: Mapping[str, Any]) -> None:
+        """Go on from what another worker knows."""
+        assert self._receipt is not None, "define() comes first"
+        definition = self._receipt.definition
+        entries = tuple(ReceiptEntry(step, digest, chain) for step, digest, chain in carried["receipt"])
+        self._receipt = Receipt(definition, entries)
+        self._receipts.start_at(0)
+        for line in (header_line(definition), *(entry.line() for entry in entries)):
+            self._receipts.add(line, write=False)
+        if self._record_states:
+            self._states.start_at(int(carried["states"]))
+
+    def rewind(self, step: int) -> dict[str, Any]:
+        """The job begins at `step`, perhaps after all workers were lost: cut off what was written beyond it.
+
+        Called by the worker that will write; the others adopt what it returns.
+        """
+        assert self._receipt is not None, "define() comes first"
+        receipt = _until(self.folder / "receipt.jsonl", step)
+        rows = [json.loads(line) for line in receipt[1:]]
+        found = {
+            "receipt": [[row["step"], row["digest"], row["chain"]] for row in rows],
+            "states": sum(len(line) for line in _until(self.folder / "states.jsonl", step)),
+        }
+        self.adopt(found)
+        self._receipts.cut()
+        if self._record_states:
+            self._states.cut()
+        metrics = self.folder / "metrics.jsonl"
+        if metrics.exists():
+            os.truncate(metrics, sum(len(line) for line in _until(metrics, step)))
+        return found
+
+    def seat(self, *, main: bool) -> None:
+        """Be the worker that writes, or not; a new writer adds what the one before it could not."""
+        if main and not self._main:
+            assert self._receipt is not None, "define() comes first"
+            self._write_definition(self._receipt.definition)
+            self._receipts.rewrite()
+            if self._record_states:
+                self._states.rewrite()
+        self._main = main
 
     def metrics(self, row: dict[str, Any]) -> None:
         """One step's means."""
@@ -79,22 +164,24 @@ class Journal:
 
     def digest(self, step: int, digest: StateDigest) -> None:
         """Chain a state's digest to the receipt."""
-        if not self._main:
-            return
         assert self._receipt is not None, "define() comes first"
         if not self._receipt.entries or self._receipt.entries[-1].step < step:
             entry = next_entry(self._receipt.chain, step, digest.root)
             self._receipt = Receipt(self._receipt.definition, (*self._receipt.entries, entry))
-            self._write("receipt.jsonl", entry.line())
-        if self._record_states:
-            row = {"step": step, "digest": digest.root, "leaves": digest.leaves}
-            self._write("states.jsonl", json.dumps(row) + "\n")
+            self._receipts.add(entry.line(), write=self._main)
+        if self._record_states and step > self._stated:
+            self._stated = step
+            row = json.dumps({"step": step, "digest": digest.root, "leaves": digest.leaves}) + "\n"
+            self._states.add(row, write=self._main)
 
     def close(self, *, failed: bool = False) -> None:
         """Close the files; without a launcher, say in run.json how the run ended."""
         for file in self._files.values():
             file.close()
         self._files = {}
+        for records in (self.__dict__.get("_receipts"), self.__dict__.get("_states")):
+            if records is not None:
+                records.close()
         if self._launch.run_dir is None and "folder" in self.__dict__:
             record = self.folder / "run.json"
             facts = {**json.loads(record.read_text()), "status": "failed" if failed else "done"}
@@ -106,6 +193,16 @@ class Journal:
             file = self._files[name] = (self.folder / name).open("a", encoding="utf-8")
         file.write(line)
         file.flush()
+
+
+def _until(path: Path, step: int) -> list[bytes]:
+    """The whole lines of a file up to `step`, the header among them."""
+    try:
+        body = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    whole = body[: body.rfind(b"\n") + 1].splitlines(keepends=True)
+    return [line for line in whole if int(json.loads(line).get("step", 0)) <= step]
 
 
 def _new_folder(root: Path, launch: Launch) -> Path:

@@ -35,7 +35,7 @@ class Keeper:
     def __init__(
         self, group: Group, journal: Journal, schedule: Schedule, capture: Callable[[], dict[str, Any]]
     ) -> None:
-        self._group = group
+        self.group = group
         self._journal = journal
         self._schedule = schedule
         self._capture = capture
@@ -65,12 +65,12 @@ class Keeper:
         for sentence in refused:
             self._journal.note(sentence)
         step = -1 if found is None else found.step
-        chosen = int(self._group.share_bytes(str(step).encode(), root=0))
+        chosen = int(self.group.share_bytes(str(step).encode(), root=0))
         if chosen < 0:
             return None
         if found is None or found.step != chosen:
             raise CheckpointError(
-                f"worker 0 resumes from step {chosen}, but worker {self._group.rank} "
+                f"worker 0 resumes from step {chosen}, but worker {self.group.rank} "
                 f"finds {'no good checkpoint' if found is None else f'step {found.step}'} in {self._folder.path}: "
                 "every worker must see the same folder"
             )
@@ -123,19 +123,29 @@ class Keeper:
             raise UsageError("there is no checkpoint folder: call job.checkpoint(folder, every=...) first")
         self._store(step, {**self._capture(), **changes})
 
+    @property
+    def folder(self) -> Path | None:
+        """Where checkpoints are kept, if they are."""
+        return None if self._folder is None else self._folder.path
+
+    def wait(self) -> None:
+        """Until what is being written is on the disk."""
+        if self._writer is not None:
+            self._writer.wait()
+
     def _record(self, step: int, state: dict[str, Any]) -> None:
         self._digest = (step, self._agree(step, state))
         self._journal.digest(*self._digest)
 
     def _agree(self, step: int, state: dict[str, Any]) -> StateDigest:
         digest = _digest(state)
-        roots = [body.decode() for body in self._group.gather_bytes(digest.root.encode())]
+        roots = [body.decode() for body in self.group.gather_bytes(digest.root.encode())]
         if len(set(roots)) > 1:
             raise self._drifted(step, digest)
         return digest
 
     def _drifted(self, step: int, digest: StateDigest) -> NotBitwise:
-        everyone = [json.loads(body) for body in self._group.gather_bytes(json.dumps(digest.leaves).encode())]
+        everyone = [json.loads(body) for body in self.group.gather_bytes(json.dumps(digest.leaves).encode())]
         worker = next(number for number, leaves in enumerate(everyone) if leaves != everyone[0])
         mine, other = everyone[0], everyone[worker]
         differing = [name for name in dict.fromkeys([*mine, *other]) if mine.get(name) != other.get(name)]
@@ -145,7 +155,7 @@ class Keeper:
         )
 
     def _store(self, step: int, state: dict[str, Any]) -> None:
-        if self._group.rank == 0 and self._writer is not None:
+        if self.group.rank == 0 and self._writer is not None:
             self._writer.write(step, clone_state(state), self.definition)
             assert self._folder is not None
             if self._stored != step:

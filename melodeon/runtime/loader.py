@@ -27,6 +27,9 @@ class Source(Protocol):
     def take(self, cursor: int, rank: int) -> Batch:
         """One virtual worker's batch."""
 
+    def reassign(self, ranks: range, cursor: int) -> None:
+        """Load for other ranks, from this cursor on."""
+
     def close(self) -> None:
         """End the loader processes."""
 
@@ -53,13 +56,20 @@ class Loader:
         end = self.plan.cursor(job.begin_pass(self) + 1)
         finished = False
         try:
-            while self.cursor < end and not job.stopping:
+            while True:
+                job.keep_up()
+                if self.cursor >= end or job.stopping:
+                    break
+                whole = True
                 for rank in job.ranks:
                     batch = self._take(rank)
                     job.beat.enter(rank, batch.weight)
                     yield move(batch.data, job.device)
-                    job.beat.leave()
-                job.boundary(self)
+                    whole = job.beat.leave()
+                if whole:
+                    job.boundary(self)
+                else:
+                    job.drop(self)
             finished = True
             job.end_pass()
         finally:
@@ -74,6 +84,11 @@ class Loader:
                 f"this loader stands at step {self.cursor}, past the end of epoch {epoch}: an epoch gives every "
                 "sample once"
             )
+
+    def reassign(self) -> None:
+        """The worker's virtual workers, or its place in the data, are others from here on."""
+        if self._started:
+            self.source.reassign(self._job.ranks, self.cursor)
 
     def close(self) -> None:
         """End the loader processes."""

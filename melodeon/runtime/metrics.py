@@ -20,7 +20,7 @@ class Metrics:
     """Collects values by step and virtual rank; hands out one row of means per step."""
 
     def __init__(self, group: Group, virtual_workers: int, every: int, emit: Callable[[Row], None]) -> None:
-        self._group = group
+        self.group = group
         self._virtual_workers = virtual_workers
         self._every = every
         self._emit = emit
@@ -58,7 +58,7 @@ class Metrics:
         }
         self._values = {}
         merged: dict[int, dict[str, dict[int, tuple[float, float]]]] = {}
-        for payload in self._group.gather_bytes(json.dumps(mine).encode()):
+        for payload in self.group.gather_bytes(json.dumps(mine).encode()):
             for step, names in json.loads(payload).items():
                 for name, by_rank in names.items():
                     cell = merged.setdefault(int(step), {}).setdefault(name, {})

@@ -184,11 +184,15 @@ class CarriedStreams:
     stand for all of them; such code then draws from a stream of the step, and the virtual workers' own are left alone.
     """
 
-    def __init__(self, seed: int, device: torch.device, ranks: range) -> None:
+    def __init__(self, seed: int, device: torch.device, ranks: range, *, virtual_workers: int | None = None) -> None:
         self._seed = seed
         self._device = device
         self._ranks = ranks
+        self._held = ranks if virtual_workers is None else range(virtual_workers)
+        """Whose states are kept here: the local virtual workers', or all, so that any worker may be lost."""
         self._states: dict[int, Generators] = {}
+        self._before: dict[int, Generators] = {}
+        """The states that the step in progress began with."""
         self._shared = True
         """Whether the process's generators now stand for every virtual worker's."""
 
@@ -196,6 +200,8 @@ class CarriedStreams:
         """Take up the virtual worker's generators."""
         if self._shared:
             self._adopt()
+        if rank == self._ranks[0]:
+            self._before = dict(self._states)
         write_generators(self._states[rank], self._device)
 
     def leave(self, rank: int) -> None:
@@ -207,10 +213,33 @@ class CarriedStreams:
         states = [self._states[rank] for rank in self._ranks]
         return states[0].digest() if all(states[0].same(other) for other in states[1:]) else -1
 
+    @property
+    def replicated(self) -> bool:
+        """Whether every virtual worker's states are kept here."""
+        return len(self._held) > len(self._ranks)
+
+    def local(self) -> dict[int, Generators]:
+        """The states that this worker's own virtual workers have come to."""
+        return {rank: self._states[rank] for rank in self._ranks}
+
+    def learn(self, states: Mapping[int, Generators]) -> None:
+        """Keep what other workers' virtual workers have come to."""
+        self._states |= states
+
+    def give_up(self) -> None:
+        """The step is run again: go back to where it began."""
+        self._states = dict(self._before)
+        self._shared = False
+
+    def reassign(self, ranks: range) -> None:
+        """Run other virtual workers from here on."""
+        self._ranks = ranks
+
     def commit(self, step: int, *, agreed: bool) -> None:
         """Stand for all virtual workers if all are equal (`agreed`), else draw from a stream of the step."""
         self._shared = agreed
         if agreed:
+            self._states = dict.fromkeys(self._held, self._states[self._ranks[0]])
             write_generators(self._states[self._ranks[0]], self._device)
         else:
             seed_all(derive(self._seed, "update", step), self._device)
@@ -231,18 +260,18 @@ class CarriedStreams:
             self._states[rank] = read_generators(self._device)
 
     def capture(self) -> dict[int, Generators]:
-        """The local virtual workers' states at a step's boundary."""
+        """The states that are kept here, at a step's boundary."""
         if self._shared:
             self._adopt(keep_shared=True)
         return dict(self._states)
 
     def restore(self, states: Mapping[int, Generators], step: int) -> None:
         """Go on from a boundary: `states` are those of all virtual workers."""
-        self._states = {rank: states[rank] for rank in self._ranks}
+        self._states = {rank: states[rank] for rank in self._held}
         everyone = list(states.values())
         self.commit(step, agreed=all(everyone[0].same(other) for other in everyone[1:]))
         self.outside(step)
 
     def _adopt(self, *, keep_shared: bool = False) -> None:
-        self._states = dict.fromkeys(self._ranks, read_generators(self._device))
+        self._states = dict.fromkeys(self._held, read_generators(self._device))
         self._shared = keep_shared

@@ -17,11 +17,25 @@ from torch.utils.hooks import RemovableHandle
 
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError
-from melodeon.runtime.arena import map_segments
 from melodeon.runtime.buckets import Bucket
-from melodeon.runtime.folds import Fold
+from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.group import Group
-from melodeon.runtime.lanes import AllReduceLane, AloneLane, GlooLane, Lane, SharedLane
+from melodeon.runtime.lanes import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a worker has heard from its agent, or what all of them have: agreed upon with the header of every step."""
+
+    armed: int = 0
+    """The newest generation that the worker could switch to; of all: that every worker could."""
+    checkpoint: int = 0
+    """The newest request for a checkpoint that it, or anybody, has heard."""
+    stop: bool = False
+    """Whether it, or anybody, has heard that the job is to stop."""
+
+
+NO_SIGNALS = Signals()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,7 @@ class Header:
     """Whether the random states of all virtual workers are equal."""
     buffer_bytes: int
     """Size of the buffers that virtual rank 0 changed."""
+    signals: Signals = NO_SIGNALS
 
 
 class Reducer(ABC):
@@ -49,9 +64,9 @@ class Reducer(ABC):
         self.group = group
         self.assignment = assignment
         self.ranks = assignment.ranks_of(group.rank)
-        self._lanes: list[Lane] = []
-        self._buckets: tuple[Bucket, ...] = ()
-        self._device_rows: list[list[torch.Tensor]] = []
+        self._lanes: Sequence[Lane] = ()
+        self._buckets: Sequence[Bucket] = ()
+        self._device_rows: Sequence[list[torch.Tensor]] = ()
         self._pending: list[int] = []
         self._next = 0
         self._armed = False
@@ -94,39 +109,9 @@ class Reducer(ABC):
 
     # -- the exchange ------------------------------------------------------------------------------------------------
 
-    def _open_lanes(self, buckets: tuple[Bucket, ...], counts: Sequence[int], fold: Callable[[Bucket], Fold]) -> None:
-        """Make the buffers; worker w has `counts[w]` rows a bucket."""
-        self._buckets = buckets
-        if self.group.size == 1:
-            self._device_rows = [_new_rows(bucket, counts[0], bucket.device) for bucket in buckets]
-            self._lanes = [AloneLane(rows, fold(b)) for rows, b in zip(self._device_rows, buckets, strict=True)]
-            return
-        sizes = [sum(_row_bytes(bucket) * count for bucket in buckets) for count in counts]
-        segments = map_segments(self.group, sizes)
-        if segments is not None:
-            tables = [_carve(segment, buckets, count) for segment, count in zip(segments, counts, strict=True)]
-            self._lanes = [
-                SharedLane(self.group, [table[number] for table in tables], fold(bucket))
-                for number, bucket in enumerate(buckets)
-            ]
-        else:
-            self._lanes = [self._socket_lane(bucket, counts, fold(bucket)) for bucket in buckets]
-        self._device_rows = [
-            _new_rows(bucket, counts[self.group.rank], bucket.device)
-            if bucket.device.type != "cpu"
-            else list(lane.rows)
-            for bucket, lane in zip(buckets, self._lanes, strict=True)
-        ]
-
-    def _socket_lane(self, bucket: Bucket, counts: Sequence[int], fold: Fold) -> Lane:
-        rows = _new_rows(bucket, counts[self.group.rank], torch.device("cpu"))
-        if self._all_reduce_is_the_order():
-            return AllReduceLane(self.group, rows[0])
-        return GlooLane(self.group, rows, counts, fold)
-
-    @abstractmethod
-    def _all_reduce_is_the_order(self) -> bool:
-        """Whether gloo's all_reduce over the workers sums in this job's order."""
+    def _take(self, exchange: Exchange) -> None:
+        """Send through this exchange from now on."""
+        self._buckets, self._lanes, self._device_rows = exchange.buckets, exchange.lanes, exchange.device_rows
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def arrived(_: torch.Tensor) -> None:
@@ -188,15 +173,16 @@ class Reducer(ABC):
         while self._next < len(self._buckets):
             self._launch()
 
-    def finish(self, *, finite: bool, fingerprint: int, buffer_bytes: int) -> Header:
+    def finish(self, *, finite: bool, fingerprint: int, buffer_bytes: int, signals: Signals = NO_SIGNALS) -> Header:
         """Wait until every gradient is the job's, and agree on the header."""
         used = self._locally_used()
         if self.group.size == 1:
             for lane in self._lanes:
                 lane.reduce()
-            header = Header(tuple(used), finite, fingerprint >= 0, buffer_bytes)
+            header = Header(tuple(used), finite, fingerprint >= 0, buffer_bytes, signals)
         else:
             mine = [int(flag) for flag in used] + [int(not finite), fingerprint, -fingerprint, buffer_bytes]
+            mine += [-signals.armed, signals.checkpoint, int(signals.stop)]
             # The carrier keeps the order, and after a failure fails the rest: the header's result is everybody's.
             header = self.group.wait(self.group.carrier.submit(self._exchange_header, mine))
         self._deliver(header)
@@ -208,9 +194,10 @@ class Reducer(ABC):
     def _exchange_header(self, mine: Sequence[int]) -> Header:
         vector = torch.tensor(mine, dtype=torch.int64)
         self.group.all_reduce(vector, maximum=True)
-        *flags, not_finite, largest, smallest, buffer_bytes = vector.tolist()
+        *flags, not_finite, largest, smallest, buffer_bytes, unarmed, checkpoint, stop = vector.tolist()
         agreed = largest == -smallest and largest >= 0
-        return Header(tuple(bool(flag) for flag in flags), not not_finite, agreed, buffer_bytes)
+        signals = Signals(-unarmed, checkpoint, bool(stop))
+        return Header(tuple(bool(flag) for flag in flags), not not_finite, agreed, buffer_bytes, signals)
 
     def _deliver(self, header: Header) -> None:
         for bucket, rows in zip(self._buckets, self._device_rows, strict=True):
@@ -221,24 +208,3 @@ class Reducer(ABC):
         """Forget `.grad` everywhere: the next step starts from nothing."""
         for param in self.params:
             param.grad = None
-
-
-def _row_bytes(bucket: Bucket) -> int:
-    return -(-bucket.numel * bucket.dtype.itemsize // 64) * 64
-
-
-def _new_rows(bucket: Bucket, count: int, device: torch.device) -> list[torch.Tensor]:
-    return [torch.zeros(bucket.numel, dtype=bucket.dtype, device=device) for _ in range(count)]
-
-
-def _carve(segment: torch.Tensor, buckets: Sequence[Bucket], count: int) -> list[list[torch.Tensor]]:
-    table: list[list[torch.Tensor]] = []
-    offset = 0
-    for bucket in buckets:
-        rows = []
-        for _ in range(count):
-            nbytes = bucket.numel * bucket.dtype.itemsize
-            rows.append(segment[offset : offset + nbytes].view(bucket.dtype))
-            offset += _row_bytes(bucket)
-        table.append(rows)
-    return table

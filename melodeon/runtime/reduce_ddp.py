@@ -11,6 +11,7 @@ import torch
 
 from melodeon.core.assignment import Assignment
 from melodeon.runtime.buckets import Bucket, ddp_buckets
+from melodeon.runtime.exchange import Exchange, open_exchange
 from melodeon.runtime.folds import Fold, RingFold
 from melodeon.runtime.group import Group
 from melodeon.runtime.reduce import Header, Reducer
@@ -28,24 +29,23 @@ class DdpReducer(Reducer):
         *,
         models: Sequence[Sequence[int]] | None = None,
         find_unused: bool = False,
+        arrival: Sequence[int] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         super().__init__(params, names, group, assignment)
         self._models = models if models is not None else [range(len(self.params))]
         """The indices of each wrapped model's parameters: a stock script wraps every model by itself."""
         self._virtual_workers = assignment.virtual_workers
         self._find_unused = find_unused
-        self.arrival: list[int] | None = None
+        self.arrival = None if arrival is None else list(arrival)
         """The order in which virtual rank 0's gradients arrived in the first step: DDP cuts its buckets by it."""
         self._first_arrival: list[int] = []
         self._used = [False] * len(self.params)
-        self._lay_out()
+        self._take(exchange or self._open())
 
-    def _lay_out(self) -> None:
+    def _open(self) -> Exchange:
         buckets = ddp_buckets(self.params, self._models, self.arrival, find_unused=self._find_unused)
-        self._open_lanes(buckets, self.assignment.counts, self._fold)
-
-    def _fold(self, bucket: Bucket) -> Fold:
-        return RingFold(bucket.numel, bucket.dtype.itemsize, self._virtual_workers)
+        return ddp_exchange(buckets, self.group, self.assignment)
 
     @property
     def root_scale(self) -> float:
@@ -113,9 +113,16 @@ class DdpReducer(Reducer):
         """Use the buckets that follow from this arrival order (after the first step, or from a checkpoint)."""
         self.arrival = list(arrival)
         grads = [None if param.grad is None else param.grad.clone() for param in self.params]
-        self._lay_out()
+        self._take(self._open())
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad
 
-    def _all_reduce_is_the_order(self) -> bool:
-        return self.group.size == self._virtual_workers
+
+def ddp_exchange(buckets: tuple[Bucket, ...], group: Group, assignment: Assignment) -> Exchange:
+    """Open what carries these buckets between the workers of a view."""
+    size = assignment.virtual_workers
+
+    def fold(bucket: Bucket) -> Fold:
+        return RingFold(bucket.numel, bucket.dtype.itemsize, size)
+
+    return open_exchange(group, buckets, assignment.counts, fold, all_reduce_is_the_order=group.size == size)

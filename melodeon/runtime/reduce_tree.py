@@ -14,6 +14,7 @@ from melodeon.core import tree
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError
 from melodeon.runtime.buckets import tree_buckets
+from melodeon.runtime.exchange import Exchange, open_exchange
 from melodeon.runtime.folds import TreeFold
 from melodeon.runtime.group import Group
 from melodeon.runtime.reduce import Header, Reducer
@@ -33,7 +34,13 @@ class TreeReducer(Reducer):
     """Sums in the fixed binary tree over virtual ranks."""
 
     def __init__(
-        self, params: Sequence[torch.nn.Parameter], names: Sequence[str], group: Group, assignment: Assignment
+        self,
+        params: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        group: Group,
+        assignment: Assignment,
+        *,
+        exchange: Exchange | None = None,
     ) -> None:
         super().__init__(params, names, group, assignment)
         self._virtual_workers = assignment.virtual_workers
@@ -42,11 +49,7 @@ class TreeReducer(Reducer):
         """The left gradients of a pair and their versions, while the right ones are being added to them."""
         self._used = [False] * len(self.params)
         if group.size > 1:
-            covers = [tree.cover(ranks.start, ranks.stop, self._virtual_workers) for ranks in assignment.ranges()]
-            spans = [span for cover in covers for span in cover]
-            fold = TreeFold(spans, self._virtual_workers)
-            self._halves = len(spans) == 2
-            self._open_lanes(tree_buckets(self.params), [len(cover) for cover in covers], lambda _: fold)
+            self._take(exchange or tree_exchange(params, group, assignment))
 
     @property
     def root_scale(self) -> float:
@@ -164,8 +167,17 @@ class TreeReducer(Reducer):
         self._stack.clear()
         self._marks = None
 
-    def _all_reduce_is_the_order(self) -> bool:
-        return self._halves
+
+def tree_exchange(params: Sequence[torch.nn.Parameter], group: Group, assignment: Assignment) -> Exchange:
+    """Open what carries these parameters' gradients between the workers of a view; alone, nothing does."""
+    if group.size == 1:
+        return Exchange()
+    virtual_workers = assignment.virtual_workers
+    covers = [tree.cover(ranks.start, ranks.stop, virtual_workers) for ranks in assignment.ranges()]
+    spans = [span for cover in covers for span in cover]
+    fold = TreeFold(spans, virtual_workers)
+    counts = [len(cover) for cover in covers]
+    return open_exchange(group, tree_buckets(params), counts, lambda _: fold, all_reduce_is_the_order=len(spans) == 2)
 
 
 def _add(lefts: Grads, rights: Grads, into: Sequence[torch.Tensor] | None = None) -> Grads:

@@ -82,6 +82,8 @@ def restore(parts: Parts, state: Mapping[str, Any]) -> None:
                 "wrap and register the same objects, in the same order, as when it was written"
             )
         for name, owner in owners.items():
+            if kind == "models" and _is_own(owner.state_dict(), stored[name]):
+                continue  # it was received in place
             try:
                 owner.load_state_dict(stored[name])
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -93,6 +95,15 @@ def restore(parts: Parts, state: Mapping[str, Any]) -> None:
     frozen = set(state.get("frozen", ()))
     for name, param in named_parameters(parts.models):
         param.requires_grad_(name not in frozen)
+
+
+def _is_own(own: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Whether a stored state is the very memory of the module that it would be loaded into."""
+
+    def where(value: Any) -> tuple[Any, ...]:
+        return (value.data_ptr(), value.shape, value.dtype) if isinstance(value, torch.Tensor) else (id(value),)
+
+    return own.keys() == stored.keys() and all(where(value) == where(stored[name]) for name, value in own.items())
 
 
 def check_registered(name: str, owner: object, taken: Mapping[str, object]) -> None:

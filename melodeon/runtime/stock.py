@@ -25,7 +25,7 @@ from melodeon.runtime.feed import Batch
 from melodeon.runtime.group import TIMEOUT_S, Group
 from melodeon.runtime.loader import Source
 from melodeon.runtime.random_streams import read_generators
-from melodeon.runtime.reduce import Header, Reducer
+from melodeon.runtime.reduce import NO_SIGNALS, Header, Reducer, Signals
 from melodeon.runtime.state import Parts, bare, named_parameters
 from melodeon.runtime.state import capture as capture_parts
 
@@ -90,10 +90,10 @@ class StockEngine(Engine):
     def leave(self, rank: int) -> None:
         """Nothing to lay down."""
 
-    def finish(self, step: int, *, finite: bool, skip: bool) -> Header:
+    def finish(self, step: int, *, finite: bool, skip: bool, signals: Signals = NO_SIGNALS) -> Header:
         """DDP has summed the gradients inside backward; whether a loss was not finite is agreed upon as ever."""
         everyone = self._group.gather_bytes(b"finite" if finite else b"")
-        return Header((), all(everyone), True, 0)
+        return Header((), all(everyone), True, 0, signals)
 
     def outside(self, step: int) -> None:
         """Random numbers run on."""
@@ -160,9 +160,6 @@ class _NoReducer(Reducer):
     def _locally_used(self) -> list[bool]:
         return []
 
-    def _all_reduce_is_the_order(self) -> bool:
-        return True
-
 
 class _StockSource:
     """Batches as a stock script gets them."""
@@ -197,6 +194,10 @@ class _StockSource:
             self._sampler.set_epoch(epoch)
             self._batches = iter(self._loader)
         return Batch(next(self._batches), 1.0, cursor, rank, self._plan.num_counted(step, rank))
+
+    def reassign(self, ranks: range, cursor: int) -> None:
+        """A stock run's ranks never change."""
+        raise AssertionError("a stock run is never elastic")
 
     def close(self) -> None:
         self._batches = iter(())

@@ -66,8 +66,8 @@ def check_model(model: torch.nn.Module) -> None:
             )
 
 
-def check_parts(parts: Parts, group: Group) -> None:
-    """Before the first step: something to train, by optimizers that own its parameters, equal on all workers."""
+def check_parts(parts: Parts) -> None:
+    """Before the first step: something to train, by optimizers that own its parameters."""
     if not parts.models or not parts.optimizers:
         missing = "model" if not parts.models else "optimizer"
         raise UsageError(
@@ -83,7 +83,6 @@ def check_parts(parts: Parts, group: Group) -> None:
                 "too"
             )
     check_schedulers(parts)
-    check_same_model(parts.models, group)
 
 
 def check_schedulers(parts: Parts) -> None:

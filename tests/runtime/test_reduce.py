@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError
-from melodeon.runtime import reduce
+from melodeon.runtime import exchange
 from melodeon.runtime.buckets import ddp_buckets
 from melodeon.runtime.group import Group
 from melodeon.runtime.reduce import Header
@@ -117,7 +117,7 @@ def test_sockets_and_shared_memory_give_the_same_bits(
 ) -> None:
     rows = gradients(sum(counts), [(0, 1)])
     shared = reduce_on(kind, counts, rows, steps=2)
-    monkeypatch.setattr(reduce, "map_segments", lambda group, sizes: None)
+    monkeypatch.setattr(exchange, "map_segments", lambda group, sizes: None)
     sockets = reduce_on(kind, counts, rows, steps=2)
     for one, other in zip(shared, sockets, strict=True):
         assert all(same_bits(a, b) for a, b in zip(one, other, strict=True))

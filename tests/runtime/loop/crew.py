@@ -145,6 +145,8 @@ def _work(case: str, fields: dict[str, Any], options: dict[str, Any]) -> None:
     module, _, function = case.partition(":")
     try:
         getattr(importlib.import_module(module), function)(**options)
+    except SystemExit:
+        raise
     except BaseException:  # noqa: BLE001 - whatever ends a script goes through its hook
         sys.excepthook(*sys.exc_info())
         atexit._run_exitfuncs()

@@ -1,0 +1,355 @@
+"""An elastic job on this machine: host its store, keep its agents running, show what it does, leave nothing behind.
+
+The launcher decides nothing about the training. It starts one agent (or several, each playing a node), starts those
+again that die, and reads two things that grow: the run's events, and the log of the worker that has virtual rank 0.
+All else goes through files and sockets, so everything else can die and come back. If the launcher itself goes, the
+lifeline closes, and agents, nurseries and workers end by themselves.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from melodeon.backends.local import Event, OnEvent, OnOutput, worker_env
+from melodeon.backends.outcome import Outcome
+from melodeon.backends.signals import forwarded_signals
+from melodeon.backends.tail import Tail
+from melodeon.coord import registry
+from melodeon.coord.agent_config import AgentConfig, write_config
+from melodeon.coord.marks import kill_group, last_line, read_mark, read_marks, started
+from melodeon.coord.master_state import JobConfig
+from melodeon.coord.messages import Ask
+from melodeon.coord.store import StoreUnreachable
+from melodeon.core.errors import Cancelled, UsageError
+from melodeon.core.launch import VARIABLE, Launch
+
+if TYPE_CHECKING:
+    from melodeon.backends.elastic_store import StoreThread
+
+# What needs asyncio is imported on use: this module is read by every `melodeon --help`.
+
+LOOK_S = 0.1
+"""How often growing files are looked at."""
+GRACE_S = 30.0
+"""From the first SIGINT or SIGTERM to the end of everything."""
+MOST_RESTARTS, RESTARTS_S = 5, 10.0
+"""An agent that ended this often within this time will not do better."""
+LONGEST_SOCKET = 100
+"""Bytes of a Unix socket's path that every system takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elastic:
+    """How an elastic job is run."""
+
+    job: JobConfig
+    agents: int = 1
+    """Agents on this machine; each plays a node."""
+    slots: int = 64
+    """Workers that fit on each."""
+    hosts: Sequence[str] = ()
+    """Each agent's host, where they are to differ: workers of different hosts meet through sockets."""
+    store: str | None = None
+    """An etcd's URL; None: the launcher hosts a store."""
+    preload: tuple[str, ...] | None = None
+    """Modules to import before workers are made; None: what training needs."""
+    ttl_s: float = 3.0
+    silence_s: float = 5.0
+    resend_s: float = 0.5
+
+
+def run_elastic(
+    command: Sequence[str],
+    launch: Launch,
+    run_dir: Path,
+    elastic: Elastic,
+    *,
+    env: Mapping[str, str] | None = None,
+    on_event: OnEvent | None = None,
+    on_output: OnOutput | None = None,
+    grace_s: float = GRACE_S,
+) -> Outcome:
+    """Run `python *command` as an elastic job, to its end.
+
+    `launch` is what every worker is told besides its place. `run_dir` must exist; it receives `events.jsonl`,
+    `worker-<k>.log`, and `agents/<agent>/` with what each agent keeps.
+    """
+    with contextlib.ExitStack() as stack:
+        job = _Job(command, launch, run_dir.resolve(), elastic, dict(env or {}), stack)
+        job.on_event, job.on_output, job.grace_s = on_event, on_output, grace_s
+        return job.run()
+
+
+class _Job:
+    """One job being run."""
+
+    on_event: OnEvent | None = None
+    on_output: OnOutput | None = None
+    grace_s = GRACE_S
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        launch: Launch,
+        run_dir: Path,
+        elastic: Elastic,
+        env: Mapping[str, str],
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self._command, self._launch, self._run_dir, self._elastic = command, launch, run_dir, elastic
+        self._env = {name: value for name, value in worker_env(launch, env).items() if name != VARIABLE}
+        self._stack = stack
+        self._token = secrets.token_hex(16)
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._sockets: dict[str, str] = {}
+        self._restarts: dict[str, deque[float]] = {}
+        self._errors: list[Event] = []
+        self._hopeless: str | None = None
+        self._begun = False
+        self._stopping: float | None = None
+        """Since when the job is to end."""
+        self._stop = Ask(id=secrets.token_hex(8), what="stop")
+        self._calls = stack.enter_context(contextlib.ExitStack())
+        self._say_again = 0.0
+        self._shown = -1
+        self._output: Tail | None = None
+        self._events = Tail(run_dir / "events.jsonl", self._heard, from_end=True)
+
+    def run(self) -> Outcome:
+        """Start, watch, end."""
+        from melodeon.backends.elastic_store import hosted_store
+
+        store = self._stack.enter_context(hosted_store(self._socket_path("store"), self._elastic.store, self._token))
+        lifeline, held = os.pipe()
+        try:
+            self._stack.enter_context(forwarded_signals(self._wake_pipe()))
+            self._open(store, lifeline)
+            self._show(0)
+            self._watch()
+        finally:
+            os.close(held)  # from here on nothing outlives us
+            self._sweep()
+            os.close(lifeline)
+            registry.remove(self._elastic.job.job)
+        self._look()
+        if self._output is not None:
+            self._output.close()
+        return self._outcome(store)
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def _open(self, store: "StoreThread", lifeline: int) -> None:
+        elastic = self._elastic
+        token_file = self._run_dir / ".token"
+        with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123
+            file.write(self._token)
+        self._stack.callback(token_file.unlink, missing_ok=True)
+        for index in range(elastic.agents):
+            agent = f"node{index}"
+            host = elastic.hosts[index] if elastic.hosts else socket.gethostname()
+            self._sockets[agent] = str(self._socket_path(f"agents/{agent}/agent"))
+            config = AgentConfig(
+                job=elastic.job.job,
+                agent=agent,
+                host=host,
+                slots=elastic.slots,
+                run_dir=str(self._run_dir),
+                socket=self._sockets[agent],
+                store=store.address,
+                token_file=str(token_file),
+                argv=tuple(self._command),
+                launch=asdict(replace(self._launch, host=host if len(set(elastic.hosts)) > 1 else "")),
+                job_config=elastic.job,
+                preload=elastic.preload,
+                lifeline_fd=lifeline,
+                ttl_s=elastic.ttl_s,
+                silence_s=elastic.silence_s,
+                resend_s=elastic.resend_s,
+            )
+            write_config(config.node_dir / "agent.json", config)
+            self._start(agent, lifeline)
+        registry.write(
+            registry.Entry(
+                id=elastic.job.job,
+                run_dir=str(self._run_dir),
+                pid=os.getpid(),
+                started=started(os.getpid()) or 0,
+                agents=tuple(self._sockets.values()),
+                created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            )
+        )
+
+    def _start(self, agent: str, lifeline: int) -> None:
+        folder = self._run_dir / "agents" / agent
+        with (folder / "agent.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "melodeon.coord.agent", str(folder / "agent.json")],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(lifeline,),
+                start_new_session=True,
+            )
+        self._running[agent] = process
+        exited = os.pidfd_open(process.pid)
+
+        def ended() -> None:
+            self._selector.unregister(exited)
+            os.close(exited)
+            self._ended(agent, lifeline)
+
+        self._selector.register(exited, selectors.EVENT_READ, ended)
+
+    def _socket_path(self, name: str) -> Path:
+        """In the run's folder where that is short enough for a socket, else in one of its own."""
+        path = self._run_dir / f"{name}.sock"
+        if len(bytes(path)) > LONGEST_SOCKET:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="melodeon-"))
+            path = Path(folder) / "s"
+        self._stack.callback(path.unlink, missing_ok=True)
+        return path
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while self._running and self._hopeless is None:
+            for key, _ in self._selector.select(LOOK_S):
+                key.data()
+            self._look()
+            if self._stopping is not None:
+                if time.monotonic() - self._stopping >= self.grace_s:
+                    return
+                self._say_stop()
+
+    def _ended(self, agent: str, lifeline: int) -> None:
+        code = self._running.pop(agent).wait()
+        if code == 0:
+            return
+        log = self._run_dir / "agents" / agent / "agent.log"
+        if code == UsageError.exit_code or (code == StoreUnreachable.exit_code and not self._begun):
+            # It has said why, and would say it again.
+            self._hopeless = last_line(log).removeprefix("error: ")
+            return
+        recent = self._restarts.setdefault(agent, deque(maxlen=MOST_RESTARTS))
+        recent.append(time.monotonic())
+        if len(recent) == MOST_RESTARTS and recent[-1] - recent[0] < RESTARTS_S:
+            self._hopeless = (
+                f"agent {agent} ended {MOST_RESTARTS} times within {RESTARTS_S:.0f} s: {last_line(log)} (see {log})"
+            )
+            return
+        self._start(agent, lifeline)
+
+    def _look(self) -> None:
+        self._events.read()
+        if self._output is not None:
+            self._output.read()
+
+    def _heard(self, data: bytes) -> None:
+        for line in data.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # half a line of an agent that was killed
+            if not isinstance(event, dict):
+                continue
+            self._begun = True
+            if event.get("kind") == "error":
+                self._errors.append(event)
+            if event.get("kind") == "view" and isinstance(workers := event.get("workers"), list) and workers:
+                self._show(int(workers[0]))
+            if self.on_event is not None:
+                self.on_event(event)
+
+    def _show(self, worker: int) -> None:
+        """From now on show this worker's output; what it has printed before, another has shown."""
+        if worker == self._shown or self.on_output is None:
+            return
+        if self._output is not None:
+            self._output.close()
+        sink = self.on_output
+        log = self._run_dir / f"worker-{worker}.log"
+        self._output = Tail(log, lambda data: sink("stdout", data), from_end=self._shown >= 0)
+        self._shown = worker
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _wake_pipe(self) -> int:
+        woken, wake = os.pipe()
+        for fd in (woken, wake):
+            os.set_blocking(fd, False)
+            self._stack.callback(os.close, fd)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: self._signalled(os.read(woken, 64)))
+        return wake
+
+    def _signalled(self, numbers: bytes) -> None:
+        if self._stopping is None:
+            self._stopping = time.monotonic()
+            numbers = numbers[1:]
+        if numbers:
+            self._stopping -= self.grace_s  # somebody is in a hurry
+
+    def _say_stop(self) -> None:
+        """Tell every agent that can be reached, once a second: some of them may be starting again just now."""
+        from melodeon.coord.wire import pack
+
+        now = time.monotonic()
+        if now < self._say_again:
+            return
+        self._say_again = now + 1.0
+        self._calls.close()
+        for address in self._sockets.values():
+            # An agent passes a wish on for as long as somebody is on the line.
+            call = self._calls.enter_context(socket.socket(socket.AF_UNIX))
+            call.settimeout(LOOK_S)
+            with contextlib.suppress(OSError):
+                call.connect(address)
+                call.sendall(pack(self._stop))
+
+    def _sweep(self) -> None:
+        """End whatever still runs, makers before what they make."""
+        for process in self._running.values():
+            kill_group(process.pid)
+            process.wait()
+        folders = [self._run_dir / "agents" / agent for agent in self._sockets]
+        nurseries = [pid for folder in folders if (pid := read_mark(folder / "nursery.pid"))]
+        _end_all(nurseries)
+        _end_all([pid for folder in folders for pid in read_marks(folder).values()])
+
+    def _outcome(self, store: "StoreThread") -> Outcome:
+        from melodeon.backends.elastic_end import reason_of
+
+        if self._hopeless is not None:
+            return Outcome(exit_code=1, reason=self._hopeless)
+        stored = store.read(f"melodeon/{self._elastic.job.job}/state", self._token)
+        found = reason_of(stored, self._run_dir, self._errors)
+        if self._stopping is not None and (found is None or found.ok or found.exit_code == Cancelled.exit_code):
+            return Outcome(exit_code=Cancelled.exit_code, reason="the run was stopped on request")
+        return found or Outcome(exit_code=1, reason="the agents ended, and none of them said how the job did")
+
+
+def _end_all(pids: Sequence[int]) -> None:
+    for pid in pids:
+        try:
+            ended = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        with selectors.DefaultSelector() as selector:
+            kill_group(pid)
+            selector.register(ended, selectors.EVENT_READ)
+            selector.select(5.0)  # a process that the kernel cannot end at once is not ours to wait for
+        os.close(ended)

@@ -1,0 +1,47 @@
+"""How an elastic job ended, from what it left: the master's last state, the workers' exits, the errors they sent."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from melodeon.backends.outcome import Exit, Outcome, judge
+from melodeon.coord.agent_workers import End
+from melodeon.coord.master_state import MasterState
+from melodeon.core.errors import Cancelled
+
+
+def reason_of(stored: bytes | None, run_dir: Path, errors: Sequence[Mapping[str, object]]) -> Outcome | None:
+    """The outcome, or None where the job had not come to one."""
+    if stored is None:
+        return None
+    state = msgspec.json.decode(stored, type=MasterState)
+    if not state.outcome:
+        return None
+    if state.outcome == "failed":
+        return _failed(state.text, errors)
+    if state.outcome == "stopped":
+        return Outcome(exit_code=Cancelled.exit_code, reason="the run was stopped on request")
+    # Trained to the end; what a script does after that can still fail.
+    finished = {info.worker for info in state.workers.values() if info.finished}
+    exits = [
+        Exit(worker=worker, code=end.code, told=False)
+        for path in sorted(run_dir.glob("agents/*/ends.json"))
+        for worker, end in msgspec.json.decode(path.read_bytes(), type=dict[int, End]).items()
+        if worker in finished and end.code is not None
+    ]
+    return judge(exits, errors, cancelled=False)
+
+
+def _failed(text: str, errors: Sequence[Mapping[str, object]]) -> Outcome:
+    """The master knows the sentence; the worker's own error event also says which exit code it stands for."""
+    for error in errors:
+        told = str(error.get("text", ""))
+        if told and told in text:
+            code, worker = error.get("exit_code"), error.get("worker")
+            return Outcome(
+                exit_code=code if isinstance(code, int) and code else 1,
+                worker=worker if isinstance(worker, int) else None,
+                reason=text,
+            )
+    return Outcome(exit_code=1, reason=text)

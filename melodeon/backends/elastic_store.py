@@ -1,0 +1,72 @@
+"""A job's coordination store, hosted by its launcher in a thread of its own.
+
+A thread, because the launcher may stand still (a terminal that is held, a slow listener) while the job must not.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from melodeon.coord.embedded_server import EmbeddedServer
+from melodeon.coord.store import open_store
+
+T = TypeVar("T")
+
+Call = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@contextlib.contextmanager
+def hosted_store(path: Path | None, address: str | None, token: str) -> Iterator["StoreThread"]:
+    """A store at a Unix socket, or a caller's own at `address`; gone with the block, the caller's stays."""
+    thread = StoreThread()
+    server = None
+    try:
+        if address is None:
+            assert path is not None
+            server = thread.run(_serve(path, token))
+            address = f"unix:{path}"
+        thread.address = address
+        yield thread
+    finally:
+        if server is not None:
+            thread.run(server.close())
+        thread.close()
+
+
+class StoreThread:
+    """An event loop in a thread, and where the store is."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="melodeon-store", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something in that loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def read(self, key: str, token: str) -> bytes | None:
+        """The value of a key."""
+        return self.run(_read(self.address, key, token))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _serve(path: Path, token: str) -> EmbeddedServer:
+    server = EmbeddedServer(token=token)
+    await server.listen_unix(path)
+    return server
+
+
+async def _read(address: str, key: str, token: str) -> bytes | None:
+    async with open_store(address, token=token) as store:
+        entry = await store.get(key)
+        return entry.value if entry else None

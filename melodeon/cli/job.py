@@ -1,0 +1,165 @@
+"""Which job a person means, and how commands speak with it.
+
+A job is named by its id, the beginning of it, or not at all: the newest that runs. `logs` and `trace` also take a run
+that has ended, by its id, the beginning of it, or its folder. The control plane is imported on first use, so that help
+stays fast.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from melodeon.core.errors import MelodeonError, NotFound, UsageError
+from melodeon.core.launch import Launch
+
+if TYPE_CHECKING:
+    from melodeon.coord.client import JobHandle
+    from melodeon.coord.registry import Entry
+
+FORMATS = ("table", "json")
+RUNS_ROOT = Launch().runs_root
+
+
+def complete_job(incomplete: str) -> list[str]:
+    """The ids of running jobs, for the shell; a registry that cannot be read completes nothing."""
+    from melodeon.coord import registry
+
+    with contextlib.suppress(OSError, MelodeonError):  # a shell that asks for words must not get a traceback
+        return [entry.id for entry in registry.entries() if entry.id.startswith(incomplete)]
+    return []
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Running jobs, and runs kept in the default place below this folder."""
+    kept = [run.name for run in runs_in(RUNS_ROOT) if run.name.startswith(incomplete)]
+    return list(dict.fromkeys([*complete_job(incomplete), *kept]))
+
+
+JobName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="JOB",
+        help="A running job's id, or the beginning of it; without it the newest.",
+        autocompletion=complete_job,
+    ),
+]
+RunName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="JOB",
+        help="A running job, or a run's id or folder; without it the newest.",
+        autocompletion=complete_run,
+    ),
+]
+Output = Annotated[str, typer.Option("--output", "-o", metavar="table|json", help="How to print.")]
+RunsRoot = Annotated[str, typer.Option(help="Where runs are kept.")]
+
+
+def wants_json(output: str) -> bool:
+    """Whether `-o json` was given; anything but the two formats is refused."""
+    if output not in FORMATS:
+        raise UsageError(f"-o {output} is not one of {', '.join(FORMATS)}: leave it out for a table")
+    return output == "json"
+
+
+def find_job(name: str | None, runs_root: str = RUNS_ROOT) -> "Entry":
+    """The running job that is meant; one that has ended is told from one that never was."""
+    from melodeon.coord import registry
+
+    try:
+        return registry.find(name)
+    except NotFound:
+        ended = find_ended(name, runs_root) if name else None
+        if ended is None:
+            raise
+        status = read_json(ended / "run.json").get("status", "not known")
+        if status == "running":  # its launcher was killed, and could not say how it ended
+            status = "lost"
+        raise NotFound(
+            f"job {name!r} does not run any more (status: {status}): "
+            f"see `melodeon logs {ended.name}`, or `melodeon ps` for jobs that run"
+        ) from None
+
+
+def attach(name: str | None) -> "JobHandle":
+    """Speak with the running job that is meant."""
+    from melodeon.coord import client
+
+    return client.connect(find_job(name).id)
+
+
+def find_folder(name: str | None, runs_root: str) -> Path:
+    """The folder of a running job or of a run that has ended; without a name the newest, one that runs first."""
+    from melodeon.coord import registry
+
+    try:
+        return Path(registry.find(name).run_dir)
+    except NotFound as error:
+        ended = find_ended(name, runs_root)
+        if ended is not None:
+            return ended
+        if name is None:
+            raise NotFound(f"no job runs on this machine, and {runs_root} holds no run: name a run's folder") from None
+        raise NotFound(f"{error} It is no run under {runs_root} either") from None
+
+
+def find_ended(name: str | None, runs_root: str) -> Path | None:
+    """A run's folder by its path, its id or the beginning of it; None takes the newest."""
+    runs = runs_in(runs_root)
+    if name is None:
+        return runs[-1] if runs else None
+    for folder in (Path(name), Path(runs_root) / name):
+        if (folder / "run.json").is_file():
+            return folder
+    matching = [run for run in runs if run.name.startswith(name)]
+    if len(matching) > 1:
+        listed = ", ".join(run.name for run in matching[-5:])
+        more = f" and {len(matching) - 5} more" if len(matching) > 5 else ""
+        raise NotFound(f"run {name!r} could be any of {listed}{more}: give more letters of its id")
+    return matching[0] if matching else None
+
+
+def runs_in(runs_root: str) -> list[Path]:
+    """The folders of all runs there, oldest first."""
+    found = [path.parent for path in Path(runs_root).glob("*/run.json")]
+    return sorted(found, key=lambda run: (str(read_json(run / "run.json").get("created", "")), run.name))
+
+
+def from_here(path: str | Path) -> str:
+    """A path as one would type it: relative where it is below this folder."""
+    whole, here = Path(path).resolve(), Path.cwd()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else path)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """One JSON object, or nothing where there is none (yet)."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def read_lines(path: Path) -> Iterator[Mapping[str, object]]:
+    """The objects of a file of JSON lines; a torn last line, and a file that is not there, are no error."""
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    with file:
+        for line in file:
+            if row := parse_line(line):
+                yield row
+
+
+def parse_line(line: str | bytes) -> Mapping[str, object]:
+    """One line of JSON as an object; empty where it is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}

@@ -1,0 +1,119 @@
+"""`melodeon logs`: what the workers of a job print, from another terminal, during the run or after it."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from melodeon.cli.follow import Tail, ticks
+from melodeon.cli.job import RUNS_ROOT, Output, RunName, RunsRoot, find_folder, read_json, wants_json
+from melodeon.cli.output import print_json
+from melodeon.core.errors import NotFound, UsageError
+
+ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])")
+"""Sequences that colour a terminal, move its cursor or set its title."""
+
+
+def logs(
+    job: RunName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    worker: Annotated[str, typer.Option(help="A worker's number, or all.")] = "all",
+    tail: Annotated[int | None, typer.Option(help="Only the last N lines of each worker.")] = None,
+    runs_root: RunsRoot = RUNS_ROOT,
+    output: Output = "table",
+) -> None:
+    """Print what a job's workers have printed.
+
+    Several workers' lines are marked with the worker. On a terminal, control characters are made harmless.
+    """
+    as_json = wants_json(output)
+    if tail is not None and tail < 0:
+        raise UsageError(f"--tail {tail} is no number of lines: choose 0 or more")
+    wanted = _wanted(worker)
+    folder = find_folder(job, runs_root)
+    found = log_files(folder, wanted)
+    if not found and not follow:
+        known = sorted(log_files(folder, None))
+        has = f"it has logs of workers {', '.join(map(str, known))}" if known else "none of its workers has printed"
+        raise NotFound(
+            f"run {folder.name} has no log of {'any worker' if wanted is None else f'worker {worker}'}: {has}"
+        )
+    shower = _Shower(as_json=as_json, marked=wanted is None and (follow or len(found) > 1))
+    try:
+        _show(folder, wanted, tail, shower, follow=follow)
+    except KeyboardInterrupt:
+        pass  # how a person ends following
+    except BrokenPipeError:
+        # The reader left (`| head`); Python would complain of it once more when it flushes stdout at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def log_files(folder: Path, worker: int | None) -> dict[int, Path]:
+    """Worker -> its log, in the run's folder or in its agent's."""
+    found = {}
+    for path in [*folder.glob("worker-*.log"), *folder.glob("agents/*/worker-*.log")]:
+        number = path.stem.removeprefix("worker-")
+        if number.isdigit() and worker in (None, int(number)):
+            found[int(number)] = path
+    return dict(sorted(found.items()))
+
+
+def harmless(text: str) -> str:
+    """A line without anything that a terminal would obey."""
+    text = ESCAPES.sub("", text).expandtabs()
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _wanted(worker: str) -> int | None:
+    if worker == "all":
+        return None
+    if not (worker.isascii() and worker.isdigit()):
+        raise UsageError(f"--worker {worker} is no worker: give its number, such as 0, or all")
+    return int(worker)
+
+
+def _show(folder: Path, worker: int | None, tail: int | None, shower: "_Shower", *, follow: bool) -> None:
+    tails: dict[int, Tail] = {}
+    record = read_json(folder / "run.json")
+    pid = record.get("pid")
+
+    def is_over() -> bool:
+        return not follow or read_json(folder / "run.json").get("status") != "running"
+
+    first = True
+    for goes_on in ticks(is_over, pid if isinstance(pid, int) else None):
+        for number, path in log_files(folder, worker).items():
+            # Of a worker that comes later, everything is news.
+            reader = tails.setdefault(number, Tail(path, keep=tail if first else None))
+            for line in reader.read(last=not goes_on):
+                shower.show(number, line)
+        first = False
+        shower.flush()
+
+
+class _Shower:
+    """Prints lines as they are asked for."""
+
+    def __init__(self, *, as_json: bool, marked: bool) -> None:
+        self._as_json, self._marked = as_json, marked
+        self._is_terminal = sys.stdout.isatty()
+
+    def show(self, worker: int, line: bytes) -> None:
+        """One line of one worker."""
+        text = line.decode(errors="replace")
+        if self._as_json:
+            print_json({"worker": worker, "line": text})
+            return
+        mark = f"[worker {worker}] " if self._marked else ""
+        if self._is_terminal:
+            print(mark + harmless(text))
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(mark.encode() + line + b"\n")
+
+    def flush(self) -> None:
+        """Let a reader see it."""
+        sys.stdout.flush()

@@ -1,0 +1,152 @@
+"""`melodeon ps`: the jobs of this machine, and with -a the runs that have ended."""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, read_json, runs_in, wants_json
+from melodeon.cli.output import WIDTH, print_json
+from melodeon.core.errors import Cancelled, MelodeonError
+from melodeon.viz.timeline import whole
+from melodeon.viz.words import duration, number, plain
+
+if TYPE_CHECKING:
+    from melodeon.coord.registry import Entry
+
+PATIENCE_S = 2.0
+"""How long a job may take to answer before it is listed as unreachable."""
+
+COLUMNS = ("id", "script", "step", "workers", "status", "age", "restarts left")
+SCRIPT, NUMBERS = 1, (2, 3, 6)
+"""The column that gives way where lines are too long, and those that stand to the right."""
+
+
+def ps(
+    all_runs: Annotated[bool, typer.Option("--all", "-a", help="Also runs that have ended, below here.")] = False,
+    runs_root: RunsRoot = RUNS_ROOT,
+    output: Output = "table",
+) -> None:
+    """List the jobs that run on this machine."""
+    as_json = wants_json(output)
+    rows = running_jobs()
+    if all_runs:
+        listed = {row["run_dir"] for row in rows}
+        rows = [row for run in runs_in(runs_root) if (row := _kept(run))["run_dir"] not in listed] + rows
+    if as_json:
+        print_json({"jobs": rows})
+    elif rows:
+        print("\n".join(lines([COLUMNS, *(_cells(row) for row in rows)])))
+    elif all_runs:
+        print(f"no job runs on this machine, and {runs_root} holds no run: start one by `melodeon run SCRIPT`")
+    else:
+        print("no job runs on this machine: start one by `melodeon run SCRIPT`, or see ended ones by `melodeon ps -a`")
+
+
+def running_jobs() -> list[dict[str, object]]:
+    """What each running job says of itself, oldest first; they are asked side by side."""
+    from melodeon.coord import registry
+
+    entries = registry.entries()
+    if not entries:
+        return []
+    with ThreadPoolExecutor(max_workers=min(16, len(entries))) as pool:
+        return list(pool.map(_running, entries))
+
+
+def _running(entry: "Entry") -> dict[str, object]:
+    from melodeon.coord.client import JobHandle
+
+    record = read_json(Path(entry.run_dir) / "run.json")
+    row = _row(entry.id, entry.run_dir, record, entry.created)
+    try:
+        status = JobHandle(entry).ask("status", timeout_s=PATIENCE_S).values
+    except MelodeonError as error:
+        return row | {"status": "unreachable", "reason": str(error)}
+    members = [worker for worker in _dicts(status.get("workers")) if worker.get("ranks")]
+    return row | {
+        "status": status.get("phase") or "running",
+        "step": status.get("step"),
+        "workers": len(members),
+        "restarts_left": status.get("restarts_left"),
+    }
+
+
+def _kept(run: Path) -> dict[str, object]:
+    record = read_json(run / "run.json")
+    row = _row(run.name, str(run.resolve()), record, str(record.get("created") or ""))
+    pid = whole(record.get("pid"))
+    # A launcher that was killed could not write down how its run ended.
+    if row["status"] == "running" and pid is not None and not _is_alive(pid):
+        row["status"] = "lost"
+    elif record.get("exit_code") == Cancelled.exit_code:
+        row["status"] = "stopped"
+    return row
+
+
+def lines(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
+    """Columns of text. An id is never cut, since people copy it: the script's name gives way first."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    over = sum(widths) + 2 * (len(widths) - 1) - width
+    widths[SCRIPT] = max(len(COLUMNS[SCRIPT]), widths[SCRIPT] - max(0, over))
+    made = []
+    for row in rows:
+        cells = [text if len(text) <= wide else text[: wide - 1] + "…" for text, wide in zip(row, widths, strict=True)]
+        placed = zip(cells, widths, range(len(cells)), strict=True)
+        made.append(
+            "  ".join(cell.rjust(wide) if at in NUMBERS else cell.ljust(wide) for cell, wide, at in placed).rstrip()
+        )
+    return made
+
+
+def _row(job: str, run_dir: str, record: Mapping[str, object], created: str) -> dict[str, object]:
+    return {
+        "id": job,
+        "script": record.get("script"),
+        "step": record.get("steps"),
+        "workers": record.get("num_workers"),
+        "status": record.get("status") or "unknown",
+        "created": created,
+        "restarts_left": None,
+        "run_dir": str(Path(run_dir).resolve()),
+    }
+
+
+def _cells(row: Mapping[str, object]) -> Sequence[str]:
+    script = row["script"]
+    return (
+        plain(row["id"]),
+        plain(Path(str(script)).name) if script else "-",
+        number(row["step"]),
+        number(row["workers"]),
+        plain(row["status"]),
+        _age(str(row["created"])),
+        number(row["restarts_left"]),
+    )
+
+
+def _age(created: str) -> str:
+    try:
+        began = datetime.fromisoformat(created)
+    except ValueError:
+        return "-"
+    now = datetime.now(UTC)
+    return duration((now - (began if began.tzinfo else began.replace(tzinfo=UTC))).total_seconds())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _dicts(value: object) -> list[Mapping[str, object]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []

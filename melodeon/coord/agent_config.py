@@ -1,0 +1,91 @@
+"""What an agent is told when it is started: one file, because a command line can be read by everybody."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from melodeon.coord.master_state import JobConfig
+from melodeon.core.errors import UsageError
+
+TOKEN_VARIABLE = "MELODEON_TOKEN"  # noqa: S105 - the variable's name
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One agent of one job."""
+
+    job: str
+    agent: str
+    """Its id, unique in the job; the same again when it is started again."""
+    host: str
+    """Workers with the same host meet through files, others through sockets."""
+    slots: int
+    run_dir: str
+    socket: str
+    """Where its workers, its nursery and people reach it."""
+    store: str
+    """`unix:PATH`, `tcp:HOST:PORT` or etcd's URL."""
+    listen: str = "127.0.0.1"
+    """The address at which other agents reach it while it is the master's."""
+    token_file: str | None = None
+    """The file (of mode 0600) with the secret that agents and store share; None: the variable MELODEON_TOKEN."""
+    argv: tuple[str, ...]
+    """The script and its arguments, or `-m module ...`."""
+    env: dict[str, str] = {}
+    """Added to the agent's own environment for its workers."""
+    launch: dict[str, Any] = {}
+    """Fields of every worker's `Launch`; the agent adds each one's place."""
+    job_config: JobConfig
+    """For the master, if this agent comes to run it."""
+    preload: tuple[str, ...] | None = None
+    """Modules that the nursery imports before it makes workers; None: what training needs."""
+    lifeline_fd: int | None = None
+    """A pipe from the launcher: when it closes everything ends. None: the job outlives its launcher."""
+    ttl_s: float = 3.0
+    """How long an agent may be silent towards the store before it counts as lost."""
+    silence_s: float = 5.0
+    """How long a worker may be silent before it is killed."""
+    resend_s: float = 0.5
+    """After how long something that was not acknowledged is said again."""
+
+    @property
+    def node_dir(self) -> Path:
+        """Where this agent keeps its things."""
+        return Path(self.run_dir) / "agents" / self.agent
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of all keys of this job."""
+        return f"melodeon/{self.job}/"
+
+    def token(self) -> str:
+        """The secret, from where it is kept."""
+        if self.token_file is None:
+            return os.environ.get(TOKEN_VARIABLE, "")
+        return Path(self.token_file).read_text().strip()
+
+    def nursery_command(self) -> list[str]:
+        """How this agent's nursery is started."""
+        lifeline = [] if self.lifeline_fd is None else ["--lifeline", str(self.lifeline_fd)]
+        preload = [] if self.preload is None else ["--preload", ",".join(self.preload)]
+        return [sys.executable, "-m", "melodeon.runtime.nursery", self.socket, *lifeline, *preload]
+
+
+def read_config(path: Path) -> AgentConfig:
+    """Read an agent's file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=AgentConfig)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): give the file that a launcher wrote") from error
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} describes no agent ({error}): is it of another version?") from error
+
+
+def write_config(path: Path, config: AgentConfig) -> None:
+    """Write an agent's file, for its owner's eyes only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor, so that the mode is right from the start
+        file.write(msgspec.json.encode(config))

@@ -1,0 +1,180 @@
+"""An agent's nursery: kept running, asked for workers, and believed about how they ended.
+
+One nursery at a time, found again by its mark when the agent itself was started again. A start that was sent to a
+nursery which then died goes to the next one only if the worker's mark shows that it was never begun. If the worker may
+exist it counts as gone, and is killed if it shows up.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from melodeon.coord import wire
+from melodeon.coord.agent_config import TOKEN_VARIABLE, AgentConfig
+from melodeon.coord.lines import Brood, Start
+from melodeon.coord.marks import is_begun, kill_group, last_line, read_mark, write_mark
+
+QUICK_S = 30.0
+MOST_FAILURES, MOST_KILLS = 3, 20
+"""A nursery that ends this often in a row, within `QUICK_S` of its start and before it could speak, will not do better.
+One that somebody else has ended may."""
+
+
+class Nursery:
+    """The agent's side of its nursery."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        on_brood: Callable[[Brood], None],
+        on_unsure: Callable[[int], None],
+        on_hopeless: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._on_brood, self._on_unsure, self._on_hopeless = on_brood, on_unsure, on_hopeless
+        self._mark = config.node_dir / "nursery.pid"
+        self._log = config.node_dir / "nursery.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+        self._ended = -1
+        self._started_at = 0.0
+        self._quick_deaths = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._brood = Brood(pid=0)
+        self._waiting: dict[int, Start] = {}
+        """Not sent yet."""
+        self._sent: dict[int, Start] = {}
+        """Sent to the present nursery, and not heard of since."""
+        self._closing = False
+        self._hopeless = ""
+        """Why there will be no other nursery."""
+
+    def open(self) -> None:
+        """Find the nursery of an earlier incarnation, or start one."""
+        pid = read_mark(self._mark)
+        if pid is None:
+            self._launch()
+        else:
+            self._watch(pid)
+
+    def knows(self, worker: int) -> bool:
+        """Whether the connected nursery has that worker among its living children."""
+        return self._writer is not None and worker in self._brood.workers
+
+    def is_asked_for(self, worker: int) -> bool:
+        """Whether a start waits to be sent, or was sent and not heard of since."""
+        return worker in self._waiting or worker in self._sent
+
+    def start(self, order: Start) -> None:
+        """Ask for a worker, now or as soon as a nursery is there."""
+        self._waiting[order.worker] = order
+        self._flush()
+        if self._hopeless:
+            asyncio.get_running_loop().call_soon(self._on_hopeless, self._hopeless)
+
+    def cancel(self, worker: int) -> bool:
+        """Do not start it after all; False if it was asked for already."""
+        return self._waiting.pop(worker, None) is not None
+
+    def heard(self, brood: Brood, writer: asyncio.StreamWriter) -> None:
+        """The nursery has spoken. One that is not ours any more (an older one, woken up) is sent away."""
+        if brood.pid != self._pid:
+            kill_group(brood.pid)
+            return
+        self._writer, self._brood = writer, brood
+        self._quick_deaths = 0
+        for worker in brood.workers.keys() | brood.ended.keys():
+            self._sent.pop(worker, None)
+        self._on_brood(brood)
+        self._flush()
+
+    def hung_up(self, writer: asyncio.StreamWriter) -> None:
+        """That connection is over."""
+        if self._writer is writer:
+            self._writer = None
+
+    async def close(self, patience_s: float = 5.0) -> None:
+        """End it, and with it the workers that it made."""
+        self._closing = True
+        if self._pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGTERM)
+        until = time.monotonic() + patience_s
+        loop = asyncio.get_running_loop()
+        ended = os.pidfd_open(self._pid)
+        gone = asyncio.Event()
+        loop.add_reader(ended, gone.set)
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await gone.wait()
+        except TimeoutError:
+            kill_group(self._pid)
+            await gone.wait()
+        finally:
+            loop.remove_reader(ended)
+            os.close(ended)
+            if self._process is not None:
+                self._process.wait()
+
+    def _flush(self) -> None:
+        if self._writer is None:
+            return
+        for worker, order in list(self._waiting.items()):
+            del self._waiting[worker]
+            self._sent[worker] = order
+            self._writer.write(wire.pack(order))
+
+    def _launch(self) -> None:
+        config = self._config
+        env = {**os.environ, **config.env}
+        env.pop(TOKEN_VARIABLE, None)  # scripts have no business with it
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                config.nursery_command(),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=() if config.lifeline_fd is None else (config.lifeline_fd,),
+                start_new_session=True,
+            )
+        write_mark(self._mark, self._process.pid)
+        self._watch(self._process.pid)
+
+    def _watch(self, pid: int) -> None:
+        self._pid, self._started_at = pid, time.monotonic()
+        self._ended = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._ended, self._died)
+
+    def _died(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._ended)
+        os.close(self._ended)
+        code = self._process.wait() if self._process is not None else None
+        self._process, self._pid, self._writer = None, None, None
+        if self._closing:
+            return
+        sent, self._sent = self._sent, {}
+        self._waiting |= {worker: order for worker, order in sent.items() if not is_begun(Path(order.mark))}
+        if time.monotonic() - self._started_at < QUICK_S and not self._brood.pid:
+            self._quick_deaths += 1
+        self._brood = Brood(pid=0)
+        was_killed = code is None or code in (-signal.SIGKILL, -signal.SIGTERM)
+        if self._quick_deaths < (MOST_KILLS if was_killed else MOST_FAILURES):
+            self._launch()
+        else:
+            self._hopeless = f"{_why(code)} {self._quick_deaths} times: {last_line(self._log)} (see {self._log})"
+            self._on_hopeless(self._hopeless)
+        for worker in sent.keys() - self._waiting.keys():
+            self._on_unsure(worker)
+
+
+def _why(code: int | None) -> str:
+    how = "ended" if code is None else f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"the process that is to make workers {how}"

@@ -1,0 +1,137 @@
+"""What people and controllers ask for: checked, and turned into a change, a flag, or an answer at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from melodeon.coord.changes import cancel
+from melodeon.coord.ending import end_job
+from melodeon.coord.master_state import Change, JobPhase, Turn
+from melodeon.coord.messages import Answer, Ask
+from melodeon.coord.profiling import begin_profile
+from melodeon.coord.status import status_values
+from melodeon.coord.views import seated
+
+
+def take_ask(turn: Turn, ask: Ask) -> None:
+    """One effect and one answer for each id, however often it comes."""
+    state = turn.state
+    known = state.answers.get(ask.id)
+    if known is not None:
+        turn.answers.append(known)
+        return
+    if ask.what == "status":
+        text = f"job {state.config.job} is {state.outcome or state.phase}"
+        turn.answers.append(Answer(id=ask.id, ok=True, text=text, values=status_values(state)))
+        return
+    if pending(turn, ask.id):
+        return
+    handler = ASKS.get(ask.what)
+    if handler is None:
+        turn.answer(ask.id, False, f"{ask.what!r} cannot be asked: choose of {', '.join(sorted(ASKS))}, status")
+    elif state.phase is JobPhase.ENDED:
+        turn.answer(ask.id, False, f"the job has ended ({state.outcome}): start it again with `melodeon run`")
+    elif state.phase is JobPhase.STOPPING and ask.what != "stop":
+        turn.answer(ask.id, False, "the job is stopping: start it again with `melodeon run`")
+    else:
+        turn.record("ask", id=ask.id, what=ask.what, values=ask.values)
+        try:
+            handler(turn, ask)
+        except (TypeError, ValueError, msgspec.ValidationError) as problem:
+            turn.answer(ask.id, False, f"{ask.what} with {ask.values} is not understood: {problem}")
+
+
+def pending(turn: Turn, ask: str) -> bool:
+    """Taken, and not answered yet."""
+    state = turn.state
+    changes = [*state.queue, *([state.current] if state.current else [])]
+    return (
+        any(change.ask == ask for change in changes)
+        or ask in state.checkpoint_asks
+        or ask == state.stop_ask
+        or (state.profile is not None and state.profile.ask == ask)
+        or (state.switch is not None and state.switch.ask == ask)
+    )
+
+
+def _number(values: dict[str, Any], name: str, default: int) -> int:
+    value = values.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r} must be a whole number")
+    return value
+
+
+def _out(turn: Turn, ask: Ask) -> None:
+    count = _number(ask.values, "n", 1)
+    on = str(ask.values.get("on") or "")
+    turn.state.queue.append(
+        Change(what="scale_out", reason=f"scale out by {count} was asked for", ask=ask.id, count=count, on=on)
+    )
+
+
+def _in(turn: Turn, ask: Ask) -> None:
+    workers = [int(worker) for worker in ask.values.get("workers") or []]
+    count = _number(ask.values, "n", len(workers) or 1)
+    reason = f"scale in by {len(workers) or count} was asked for"
+    turn.state.queue.append(Change(what="scale_in", reason=reason, ask=ask.id, count=count, workers=workers))
+
+
+def _scale(turn: Turn, ask: Ask) -> None:
+    count = _number(ask.values, "n", 0)
+    turn.state.queue.append(Change(what="scale", reason=f"scale to {count} was asked for", ask=ask.id, count=count))
+
+
+def _migrate(turn: Turn, ask: Ask) -> None:
+    now = seated(turn.state)
+    worker = _number(ask.values, "worker", now[0] if now else 0)
+    to = str(ask.values.get("to") or "")
+    reason = f"worker {worker} was asked to move" + (f" to {to}" if to else "")
+    turn.state.queue.append(Change(what="migrate", reason=reason, ask=ask.id, workers=[worker], on=to))
+
+
+def _profile(turn: Turn, ask: Ask) -> None:
+    begin_profile(
+        turn,
+        ask.id,
+        _number(ask.values, "min", 1),
+        _number(ask.values, "max", 0),
+        _number(ask.values, "steps", 20),
+    )
+
+
+def _checkpoint(turn: Turn, ask: Ask) -> None:
+    state = turn.state
+    if state.view is None:
+        turn.answer(ask.id, False, "the job has not begun to train: ask again when it has")
+        return
+    state.checkpoint += 1
+    state.checkpoint_asks[ask.id] = state.checkpoint
+    turn.dirty = True
+
+
+def _stop(turn: Turn, ask: Ask) -> None:
+    state = turn.state
+    if state.stop_ask:
+        turn.answer(ask.id, True, "the job is stopping already")
+        return
+    state.stop_ask = ask.id
+    cancel(turn, "the job was stopped")
+    state.owed = 0
+    if state.phase is JobPhase.STARTING:
+        end_job(turn, "stopped", "stopped before it began to train")
+    elif state.phase is JobPhase.TRAINING:
+        turn.move_job(JobPhase.STOPPING)
+
+
+ASKS: dict[str, Callable[[Turn, Ask], None]] = {
+    "scale_out": _out,
+    "scale_in": _in,
+    "scale": _scale,
+    "migrate": _migrate,
+    "profile": _profile,
+    "checkpoint": _checkpoint,
+    "stop": _stop,
+}

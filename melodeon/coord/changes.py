@@ -1,0 +1,280 @@
+"""Changes of membership, one at a time: start what is to be added, switch once, release what is to be removed.
+
+A change is looked at again after every event while it is the current one, and does what is still missing. A loss in the
+middle therefore needs no special case: when the survivors have regrouped, the rest of the change goes on.
+"""
+
+from collections.abc import Callable
+
+from melodeon.coord.hybrid import decide
+from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
+from melodeon.coord.messages import Phase
+from melodeon.coord.views import alive, counts_for, place, propose, room, seated, start_workers, unsettled
+
+
+def run_changes(turn: Turn) -> None:
+    """Move the current change along, and begin the next ones until one has to wait."""
+    state = turn.state
+    while not unsettled(state):
+        if state.current is None:
+            if not state.queue:
+                return
+            if state.phase is not JobPhase.TRAINING:
+                return
+            _begin(turn, state.queue.pop(0))
+        elif not _advance(turn, state.current):
+            return
+
+
+def _begin(turn: Turn, change: Change) -> None:
+    state = turn.state
+    state.current = change
+    if change.stage is not Stage.QUEUED:
+        # It had begun, and stood aside for somebody who had to leave at once.
+        return
+    turn.move_change(change, Stage.STARTING)
+    refusal = BEGIN[change.what](turn, change)
+    if refusal and state.current is not None:
+        change.notes.append(refusal)
+        finish(turn, change, ok=False)
+
+
+def _advance(turn: Turn, change: Change) -> bool:
+    """Do what is missing; False while there is something to wait for."""
+    state = turn.state
+    if change.stage is Stage.SWITCHING:
+        turn.move_change(change, Stage.STARTING)
+    _forget_lost(turn, change)
+    if any(state.workers[worker].phase is Phase.STARTING for worker in change.adding):
+        return False
+    target = _target(state, change)
+    if not target:
+        # All of the view have trained to the end, or are about to be replaced by a view that is not planned.
+        return False
+    if not change.adding and change.what in ADDERS and not change.views:
+        # Nothing is left of what was to be added, so nothing that depended on it happens either.
+        finish(turn, change, ok=False)
+        return True
+    same = set(target) == set(seated(state))
+    if same and (change.what != "rebalance" or change.views or counts_for(state, target) == _counts(state)):
+        finish(turn, change, ok=True)
+        return True
+    _set_batch(turn, target)
+    propose(turn, target, planned=True, reason=change.reason)
+    change.views += 1
+    turn.move_change(change, Stage.SWITCHING)
+    return False
+
+
+def _target(state: MasterState, change: Change) -> list[int]:
+    """The members of the next view: one that keeps nobody of the present one would have nowhere to copy from, so a
+    change of everybody goes by way of a view with one of the old ones.
+    """
+    now = [worker for worker in seated(state) if alive(state, worker)]
+    stay = [worker for worker in now if worker not in change.removing]
+    fresh = [worker for worker in change.adding if worker not in now and alive(state, worker)]
+    if not stay and now:
+        return [now[0], *fresh[: max(0, state.virtual_workers - 1)]]
+    return [*stay, *fresh][: state.virtual_workers]
+
+
+def finish(turn: Turn, change: Change, *, ok: bool) -> None:
+    """The change is over; its ask is answered now, or with the pauses of the view that it ended with."""
+    state = turn.state
+    turn.move_change(change, Stage.OVER)
+    state.current = None
+    notes = " ".join(change.notes)
+    size = len(seated(state))
+    if not ok:
+        turn.record("change_failed", what=change.what, reason=change.reason, text=notes)
+        turn.answer(change.ask, False, notes or f"{change.what} could not be done")
+        return
+    text = f"{change.reason}: the job has {size} workers." + (f" {notes}" if notes else "")
+    if state.switch is not None and change.ask and change.views:
+        state.switch.ask, state.switch.text = change.ask, text
+    else:
+        turn.answer(change.ask, True, text, workers=size, generation=state.generation)
+
+
+def cancel(turn: Turn, why: str) -> None:
+    """Give up every change; newcomers without a seat are let go."""
+    state = turn.state
+    changes = ([state.current] if state.current else []) + state.queue
+    state.queue, state.current = [], None
+    for change in changes:
+        change.notes.append(why)
+        _drop_newcomers(turn, change)
+        turn.move_change(change, Stage.OVER)
+        turn.answer(change.ask, False, why)
+
+
+def stand_aside(turn: Turn) -> None:
+    """Let something urgent run first: the current change goes back to the queue, if it only waits for newcomers."""
+    state = turn.state
+    if state.current is not None and not unsettled(state) and state.current.what != "preempt":
+        state.queue.insert(0, state.current)
+        state.current = None
+
+
+def _drop_newcomers(turn: Turn, change: Change) -> None:
+    from_view = seated(turn.state)
+    for worker in change.adding:
+        info = turn.state.workers.get(worker)
+        if info is not None and worker not in from_view:
+            info.phase = Phase.GONE
+
+
+def _forget_lost(turn: Turn, change: Change) -> None:
+    for worker in list(change.adding):
+        info = turn.state.workers.get(worker)
+        if info is None or info.phase is Phase.GONE:
+            change.adding.remove(worker)
+            how = (info.error if info else "") or "it was lost before it had a seat"
+            change.notes.append(f"New worker {worker} could not join: {how}.")
+            if change.what == "replace" and turn.state.restarts_left > 0:
+                turn.state.restarts_left -= 1
+                turn.state.owed += 1
+            elif change.what in ("scale_out", "scale"):
+                turn.state.wanted = max(1, turn.state.wanted - 1)
+    change.removing = [worker for worker in change.removing if alive(turn.state, worker)]
+
+
+def _counts(state: MasterState) -> tuple[int, ...]:
+    return state.view.assignment.counts if state.view else ()
+
+
+def _set_batch(turn: Turn, target: list[int]) -> None:
+    """Hybrid scaling: the batch that the next generation trains with."""
+    state = turn.state
+    hybrid = state.config.hybrid
+    if hybrid is None:
+        return
+    factor, _ = state.batch
+    curves = {**hybrid.curves, **state.curves}
+    decision = decide(curves, factor, len(seated(state)), len(target), hybrid.max_factor)
+    if decision.factor != factor:
+        state.batch = (decision.factor, state.generation + 1)
+        turn.record("batch", factor=decision.factor, generation=state.generation + 1, why=decision.why)
+
+
+def _begin_out(turn: Turn, change: Change) -> str:
+    state = turn.state
+    size, most = len(seated(state)), room(state)
+    if change.what == "replace":
+        change.count = min(change.count, most - size, state.wanted - size)
+        if change.count < 1:
+            return "no replacement is needed any more"
+    if change.count < 1 or size + change.count > most:
+        return (
+            f"{size} + {change.count} workers cannot be: the job may have at most {most} "
+            f"({state.virtual_workers} virtual workers, at least one each); ask for {max(0, most - size)} or fewer"
+        )
+    if change.on and change.on not in state.agents:
+        return f"there is no agent {change.on!r}: choose one of {', '.join(sorted(state.agents)) or 'none'}"
+    free = len(place(state, change.count, change.on))
+    if free < change.count:
+        if change.what == "replace":
+            state.owed += change.count
+        where = f"agent {change.on}" if change.on else "the agents"
+        return f"{change.count} new workers need {change.count} free slots, and {where} have {free}: add an agent"
+    change.adding = start_workers(turn, change.count, change.on)
+    if change.what == "scale_out":
+        state.wanted += change.count
+    return ""
+
+
+def _begin_in(turn: Turn, change: Change) -> str:
+    state = turn.state
+    now = list(seated(state))
+    unknown = [worker for worker in change.workers if worker not in now]
+    if unknown and change.what == "scale_in":
+        return f"worker {unknown[0]} is not in the job: choose of {', '.join(map(str, now))}"
+    named = [worker for worker in change.workers if worker in now]
+    leave = named or (now[len(now) - change.count :] if 0 < change.count <= len(now) else [])
+    least = max(1, state.config.min_workers)
+    if change.what == "scale_in" and (not leave or len(now) - len(leave) < least):
+        return (
+            f"{change.count or len(leave)} of {len(now)} workers cannot leave: at least {least} must stay, "
+            f"so ask for 1 to {len(now) - least}"
+            if len(now) > least
+            else f"the job has {len(now)} workers and needs at least {least}: nobody can leave; stop the job instead"
+        )
+    if len(now) - len(leave) < 1:
+        return "the last worker cannot be removed"
+    change.removing = leave
+    if change.what in ("scale_in", "remove", "preempt"):
+        state.wanted = max(1, state.wanted - len(leave))
+    return ""
+
+
+def _begin_scale(turn: Turn, change: Change) -> str:
+    state = turn.state
+    size, most, least = len(seated(state)), room(state), max(1, state.config.min_workers)
+    wish = change.count
+    if not least <= wish <= most:
+        return f"{wish} workers cannot be: choose {least} to {most} for {state.virtual_workers} virtual workers"
+    change.count = abs(wish - size)
+    step = _begin_out if wish > size else _begin_in
+    refusal = step(turn, change) if wish != size else ""
+    if not refusal and change.what == "scale":
+        state.wanted = wish
+    return refusal
+
+
+def _begin_migrate(turn: Turn, change: Change) -> str:
+    state = turn.state
+    now = seated(state)
+    leave = [worker for worker in change.workers if worker in now]
+    if not leave:
+        return f"worker {change.workers} is not in the job: choose of {', '.join(map(str, now))}"
+    if state.virtual_workers == 1:
+        return "a job with virtual_workers=1 cannot move: its state is copied inside a view of two; raise it to 2"
+    if change.on and change.on not in state.agents:
+        return f"there is no agent {change.on!r}: choose one of {', '.join(sorted(state.agents))}"
+    elsewhere = change.on or _elsewhere(state, leave)
+    if len(place(state, len(leave), elsewhere)) < len(leave):
+        return f"moving {len(leave)} workers needs as many free slots, and there are fewer: add an agent"
+    change.adding = start_workers(turn, len(leave), elsewhere)
+    change.removing = leave
+    return ""
+
+
+def _elsewhere(state: MasterState, leave: list[int]) -> str:
+    """Another agent than theirs, where one has room for them all; else any."""
+    homes = {state.workers[worker].agent for worker in leave}
+    others = [name for name in sorted(state.agents) if name not in homes]
+    return next((name for name in others if len(place(state, len(leave), name)) >= len(leave)), "")
+
+
+def _begin_preempt(turn: Turn, change: Change) -> str:
+    """The device must be given back: leave, or move if nobody else would stay."""
+    now = seated(turn.state)
+    if not any(worker in now for worker in change.workers):
+        return "the worker has left already"
+    if any(worker not in change.workers for worker in now):
+        return _begin_in(turn, change)
+    refusal = _begin_migrate(turn, change)
+    if refusal:
+        # Nobody else would hold the state: what is left is to end in order, with a checkpoint if the script keeps some.
+        text = f"{change.reason}, and it cannot move: {refusal}; the job stops"
+        turn.record("preempted", text=text)
+        cancel(turn, text)
+        turn.state.text = text
+        turn.move_job(JobPhase.STOPPING)
+    return refusal
+
+
+BEGIN: dict[str, Callable[[Turn, Change], str]] = {
+    "scale_out": _begin_out,
+    "replace": _begin_out,
+    "scale_in": _begin_in,
+    "remove": _begin_in,
+    "scale": _begin_scale,
+    "resize": _begin_scale,
+    "migrate": _begin_migrate,
+    "preempt": _begin_preempt,
+    "rebalance": lambda _turn, _change: "",  # the weights are set; the next view takes them
+}
+
+# What a change of these kinds does depends on its newcomers.
+ADDERS = frozenset({"scale_out", "replace", "migrate"})

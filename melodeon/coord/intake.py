@@ -1,0 +1,122 @@
+"""Facts into the state: what an agent reports, and what it means that one is lost. Decides nothing.
+
+A report is taken if its (incarnation, number) is higher than the last, a status if its number is, and a phase if the
+table allows the move: a doubled, late or out-of-order document changes nothing.
+"""
+
+from melodeon.coord.master_state import WORKER_MOVES, AgentInfo, JobPhase, Turn, WorkerInfo
+from melodeon.coord.messages import Phase, Report, Status
+from melodeon.coord.views import concerned
+
+
+def take_report(turn: Turn, report: Report) -> bool:
+    """Take a report; False if it is not news."""
+    agents = turn.state.agents
+    agent = agents.get(report.agent)
+    if agent is None:
+        agent = agents[report.agent] = AgentInfo(agent=report.agent, host=report.host, slots=report.slots)
+        turn.record("agent_joined", agent=report.agent, host=report.host, slots=report.slots)
+    if (report.incarnation, report.number) <= (agent.incarnation, agent.number):
+        return False
+    agent.incarnation, agent.number = report.incarnation, report.number
+    agent.host, agent.slots = report.host, report.slots
+    agent.lost, agent.heard = False, True
+    for status in report.workers:
+        info = turn.state.workers.get(status.worker)
+        if info is not None and info.agent == report.agent:
+            take_status(turn, info, status)
+    return True
+
+
+def take_status(turn: Turn, info: WorkerInfo, status: Status) -> None:
+    """Take a worker's word, if it is newer than its last and it has not been declared gone."""
+    if info.phase is Phase.GONE:
+        return
+    if status.phase is Phase.GONE:
+        # Its last words may have come with the news of its end.
+        info.generation, info.step = max(info.generation, status.generation), max(info.step, status.step)
+        info.digest = info.digest or status.digest
+        info.finished = info.finished or bool(status.digest)
+        info.error, info.exit_code = status.error, status.exit_code
+        lose(turn, info, _how(status))
+        return
+    if status.number <= info.number:
+        return
+    info.number, info.pid = status.number, status.pid
+    info.generation, info.step = max(info.generation, status.generation), status.step
+    info.busy_s, info.pause_s = status.busy_s, status.pause_s
+    info.address, info.checkpoint = status.address, status.checkpoint
+    info.preempted, info.broken = status.preempted, status.broken
+    info.error = status.error
+    if status.phase not in WORKER_MOVES[info.phase]:
+        return
+    if info.phase is Phase.STARTING and not _same_definition(turn, info, status):
+        lose(turn, info, info.error)
+        return
+    info.phase = status.phase
+    turn.dirty = True
+    if status.phase is Phase.DONE:
+        info.finished, info.digest = True, status.digest
+
+
+def lose_agent(turn: Turn, agent: str) -> None:
+    """Its lease has run out: whatever it or its workers say later, they are gone."""
+    info = turn.state.agents.get(agent)
+    if info is None or info.lost:
+        return
+    info.lost = True
+    turn.record("agent_lost", agent=agent)
+    for worker in list(turn.state.workers.values()):
+        if worker.agent == agent:
+            lose(turn, worker, f"its agent {agent} was lost")
+
+
+def lose(turn: Turn, info: WorkerInfo, how: str) -> None:
+    """Declare a worker gone; tear the newest view if it needs that worker."""
+    if info.phase is Phase.GONE:
+        return
+    state = turn.state
+    needed = info.worker in concerned(state)
+    if state.phase is JobPhase.STARTING and not info.released:
+        _owe(turn, info.worker)
+    info.phase = Phase.GONE
+    if info.finished or info.released or state.phase is JobPhase.ENDED:
+        turn.record("worker_gone", worker=info.worker, how="ended", exit_code=info.exit_code)
+        return
+    turn.record("worker_gone", worker=info.worker, how=how, exit_code=info.exit_code)
+    if needed:
+        state.torn = f"worker {info.worker} is gone: {how}"
+        _owe(turn, info.worker)
+
+
+def _owe(turn: Turn, worker: int) -> None:
+    """Replace it, if restarts are left and it was not about to leave anyway."""
+    state = turn.state
+    if state.current is not None and worker in state.current.removing:
+        return
+    if state.restarts_left > 0:
+        state.restarts_left -= 1
+        state.owed += 1
+    else:
+        state.wanted = max(1, state.wanted - 1)
+
+
+def _same_definition(turn: Turn, info: WorkerInfo, status: Status) -> bool:
+    state = turn.state
+    if not state.definition and status.virtual_workers:
+        state.definition, state.virtual_workers = status.definition, status.virtual_workers
+    turn.record("worker_ready", worker=info.worker)
+    if (status.definition, status.virtual_workers) == (state.definition, state.virtual_workers):
+        return True
+    info.error = (
+        f"worker {info.worker} defines the job as {status.definition[:12] or 'nothing'} with "
+        f"{status.virtual_workers} virtual workers, the others as {state.definition[:12]} with "
+        f"{state.virtual_workers}: what defines the bits must be the same everywhere"
+    )
+    return False
+
+
+def _how(status: Status) -> str:
+    if status.error:
+        return status.error
+    return "it was lost" if status.exit_code is None else f"it ended with exit code {status.exit_code}"

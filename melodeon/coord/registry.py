@@ -1,0 +1,102 @@
+"""The jobs that run on this machine, as one small file each, so that other terminals find them.
+
+The launcher writes its job's entry and removes it at the end. An entry whose launcher is gone is nobody's: it is not
+listed, and swept up in passing. The folder belongs to one user and is closed to others; whoever can read it can talk to
+the jobs.
+"""
+
+import difflib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from melodeon.coord.marks import started
+from melodeon.core.errors import MelodeonError, NotFound
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One running job."""
+
+    id: str
+    run_dir: str
+    pid: int
+    """The launcher's."""
+    started: int
+    """When the launcher started, by the kernel's count: tells it from a later process of the same number."""
+    agents: tuple[str, ...]
+    """The agents' sockets."""
+    created: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its launcher still runs."""
+        return started(self.pid) == self.started
+
+
+def folder() -> Path:
+    """The registry's folder, made when missing; refused when it is somebody else's."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    root = base / f"melodeon-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise MelodeonError(
+            f"{root} must be a folder that only you can open, and it is not: remove it, or set XDG_RUNTIME_DIR"
+        )
+    jobs = root / "jobs"
+    jobs.mkdir(mode=0o700, exist_ok=True)
+    return jobs
+
+
+def write(entry: Entry) -> None:
+    """Add a job, or say something new of it."""
+    path = folder() / f"{entry.id}.json"
+    temporary = path.with_name(f".{entry.id}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor, so that the mode is right from the start
+        file.write(msgspec.json.encode(entry))
+    temporary.replace(path)
+
+
+def remove(job: str) -> None:
+    """Take a job off the list."""
+    (folder() / f"{job}.json").unlink(missing_ok=True)
+
+
+def entries() -> list[Entry]:
+    """The running jobs, oldest first."""
+    found = []
+    for path in folder().glob("*.json"):
+        try:
+            entry = msgspec.json.decode(path.read_bytes(), type=Entry)
+        except (OSError, msgspec.MsgspecError):
+            continue  # removed meanwhile, or written by another version
+        if entry.is_alive:
+            found.append(entry)
+        else:
+            path.unlink(missing_ok=True)
+    return sorted(found, key=lambda entry: (entry.created, entry.id))
+
+
+def find(job: str | Path | None = None) -> Entry:
+    """A running job by its id, the beginning of it, or its run folder; None or `last`: the newest."""
+    running = entries()
+    if not running:
+        raise NotFound(
+            f"job {str(job or 'last')!r} is not there: no job runs on this machine; start one by `melodeon run`"
+        )
+    if job is None or job == "last":
+        return running[-1]
+    text = str(job)
+    exact = [entry for entry in running if text == entry.id or Path(text).absolute() == Path(entry.run_dir)]
+    matching = exact or [entry for entry in running if entry.id.startswith(text)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        names = ", ".join(entry.id for entry in matching)
+        raise NotFound(f"job {text!r} could be any of {names}: give more letters of its id")
+    near = difflib.get_close_matches(text, [entry.id for entry in running], n=1, cutoff=0.0)
+    raise NotFound(f"job {text!r} does not run on this machine: did you mean {(near or [running[-1].id])[0]}?")

@@ -1,0 +1,209 @@
+"""The master's rules, in the order in which they are looked at after every event. Each does what is due, or nothing."""
+
+from collections.abc import Callable
+
+from melodeon.coord.changes import cancel, run_changes, stand_aside
+from melodeon.coord.ending import end_job, judge_done, judge_errors
+from melodeon.coord.master_state import Change, JobPhase, Turn
+from melodeon.coord.messages import Phase
+from melodeon.coord.profiling import drop_profile, run_profile
+from melodeon.coord.status import committed
+from melodeon.coord.stragglers import watch_stragglers
+from melodeon.coord.switching import settle_view, tell_switch
+from melodeon.coord.views import alive, concerned, place, propose, room, seated, start_workers, unsettled
+
+
+def start(turn: Turn) -> None:
+    """Nobody has state: start the workers that are owed; when all are ready, the first view."""
+    state = turn.state
+    config = state.config
+    agents = sum(agent.heard and not agent.lost for agent in state.agents.values())
+    waited = turn.due("agents", config.agents_s)
+    if state.owed and (agents >= config.agents or waited):
+        free = len(place(state, state.owed))
+        if free >= state.owed or (waited and free and state.generation):
+            state.owed = 0 if free >= state.owed else state.owed - free
+            start_workers(turn, free)
+            if state.owed:
+                state.wanted, state.owed = state.wanted - state.owed, 0
+    ready = [info for info in state.workers.values() if alive(state, info.worker)]
+    if state.owed and waited and not any(info.phase is Phase.STARTING for info in ready):
+        slots = len(place(state, state.owed))
+        text = f"{state.owed} workers need as many free slots, and the agents have {slots}: start fewer or add agents"
+        end_job(turn, "failed", text)
+    elif not state.owed and len(ready) < max(1, config.min_workers):
+        text = f"{len(ready)} workers are left to start with, at least {config.min_workers} are needed: see their logs"
+        end_job(turn, "failed", text)
+    elif not state.owed and all(info.phase is not Phase.STARTING for info in ready):
+        _first_view(turn, [info.worker for info in ready])
+
+
+def _first_view(turn: Turn, workers: list[int]) -> None:
+    state = turn.state
+    if len(workers) > state.virtual_workers:
+        text = (
+            f"{len(workers)} workers cannot share {state.virtual_workers} virtual workers: "
+            f"start 1 to {state.virtual_workers} workers, or raise virtual_workers"
+        )
+        end_job(turn, "failed", text)
+        return
+    turn.calm("agents")
+    again = state.generation > 0
+    propose(turn, workers, planned=False, reason="all who held the state were lost" if again else "the job starts")
+
+
+def notice_broken(turn: Turn) -> None:
+    """A group failed and nobody is known to be gone: give the news of a death a moment, then regroup."""
+    state = turn.state
+    if state.view is None:
+        return
+    # Until a planned view is entered, the group of the one before must hold; one that is not planned replaces it.
+    both = state.view.planned and unsettled(state) and state.settled is not None
+    least = state.settled.generation if both and state.settled is not None else state.view.generation
+    broken = [w for w in concerned(state) if alive(state, w) and state.workers[w].broken >= least]
+    if not broken or state.torn:
+        turn.calm("broken")
+    elif turn.due("broken", state.config.broken_s):
+        state.torn = f"the group of generation {least} failed at worker {broken[0]} and nobody is gone"
+
+
+def mend(turn: Turn) -> None:
+    """Somebody is gone: at once a view of all who may hold state, those who were about to leave included."""
+    state = turn.state
+    if not state.torn:
+        return
+    survivors = [worker for worker in concerned(state) if alive(state, worker)]
+    holders = [worker for worker in survivors if state.workers[worker].phase is Phase.MEMBER]
+    if not survivors:
+        _start_again(turn)
+        return
+    fresh = [worker for worker in survivors if worker not in holders]
+    free = state.virtual_workers - len(holders)
+    for worker in fresh[free:]:
+        state.workers[worker].phase = Phase.GONE
+        turn.record("worker_gone", worker=worker, how="there are more workers than virtual workers", exit_code=None)
+    kept = {*holders, *fresh[:free]}
+    propose(turn, [worker for worker in survivors if worker in kept], planned=False, reason=state.torn)
+
+
+def _start_again(turn: Turn) -> None:
+    """Nobody who held state is left: begin again from the newest checkpoint, with whoever is there."""
+    state = turn.state
+    why = state.torn
+    state.torn = ""
+    if state.phase is JobPhase.STOPPING:
+        end_job(turn, "stopped", f"stopped; {why}")
+        return
+    spares: list[int] = []
+    for change in [*state.queue, *([state.current] if state.current else [])]:
+        spares += [worker for worker in change.adding if alive(state, worker)]
+        change.adding = []
+    limit = room(state)
+    for worker in spares[limit:]:
+        state.workers[worker].phase = Phase.GONE
+    spares = spares[:limit]
+    state.owed = min(state.owed, limit - len(spares))
+    missing = min(max(1, state.wanted), limit) - len(spares) - state.owed
+    if missing > 0:
+        state.owed += min(missing, state.restarts_left)
+        state.restarts_left -= min(missing, state.restarts_left)
+    if not spares and not state.owed:
+        end_job(turn, "failed", f"{why}, nobody else holds the job's state and no restarts are left: use --restarts")
+        return
+    cancel(turn, f"all workers were lost and the job starts again: {why}")
+    turn.record("restart", why=why)
+    tell_switch(turn, at_once=True)
+    drop_profile(turn, f"all workers were lost: {why}")
+    state.view = state.settled = None
+    state.wanted = len(spares) + state.owed
+    turn.move_job(JobPhase.STARTING)
+
+
+def let_go(turn: Turn) -> None:
+    """A released worker that does not end is killed: it is not listed any more."""
+    for info in turn.state.workers.values():
+        name = f"leave:{info.worker}"
+        if not info.released or info.phase is Phase.GONE:
+            turn.calm(name)
+        elif turn.due(name, turn.state.config.leave_s):
+            info.phase = Phase.GONE
+            turn.record("worker_gone", worker=info.worker, how="released, and did not end in time", exit_code=None)
+
+
+def answer_checkpoints(turn: Turn) -> None:
+    """A checkpoint is written when any member says so."""
+    state = turn.state
+    written = max((info.checkpoint for info in state.workers.values()), default=0)
+    for ask, number in list(state.checkpoint_asks.items()):
+        if written >= number:
+            del state.checkpoint_asks[ask]
+            turn.answer(ask, True, f"checkpoint {number} is written", step=committed(state))
+
+
+def give_back(turn: Turn) -> None:
+    """Members whose device is wanted back leave next."""
+    state = turn.state
+    queued = [*state.queue, *([state.current] if state.current else [])]
+    going = {w for change in queued if change.what == "preempt" for w in (*change.workers, *change.removing)}
+    leave = [w for w in seated(state) if alive(state, w) and state.workers[w].preempted and w not in going]
+    if leave and not unsettled(state):
+        stand_aside(turn)
+        names = ", ".join(map(str, leave))
+        reason = f"worker {names} was told to give its device back"
+        state.queue.insert(0, Change(what="preempt", reason=reason, workers=leave))
+        turn.dirty = True
+
+
+def replace_lost(turn: Turn) -> None:
+    """Replacements that are owed, as far as there are free slots."""
+    state = turn.state
+    free = len(place(state, state.owed)) if state.owed else 0
+    if free and not any(change.what == "replace" for change in state.queue):
+        state.owed -= free
+        state.queue.append(Change(what="replace", reason=f"{free} lost workers are replaced", count=free))
+
+
+Rule = Callable[[Turn], None]
+
+# Looked at in this order while the job is in the phase; a rule may move the job to another phase.
+RULES: dict[JobPhase, tuple[Rule, ...]] = {
+    JobPhase.STARTING: (judge_errors, start),
+    JobPhase.TRAINING: (
+        judge_errors,
+        settle_view,
+        judge_done,
+        notice_broken,
+        mend,
+        let_go,
+        answer_checkpoints,
+        give_back,
+        replace_lost,
+        watch_stragglers,
+        run_profile,
+        run_changes,
+        tell_switch,
+    ),
+    JobPhase.STOPPING: (
+        judge_errors,
+        settle_view,
+        judge_done,
+        notice_broken,
+        mend,
+        tell_switch,
+        let_go,
+        answer_checkpoints,
+    ),
+    JobPhase.ENDED: (),
+}
+
+
+def apply_rules(turn: Turn) -> None:
+    """Look at every rule of the present phase; start over where one has moved the job."""
+    while True:
+        phase = turn.state.phase
+        for rule in RULES[phase]:
+            rule(turn)
+            if turn.state.phase is not phase:
+                break
+        else:
+            return

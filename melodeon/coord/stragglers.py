@@ -1,0 +1,85 @@
+"""Workers that are slower than the others: first fewer virtual workers, then out.
+
+Slow in a step: its own work took more than `factor` times the median of the others' (and, where it runs more virtual
+workers than they do, that many times more again). Slow for `patience` compared steps in a row in one view: it gets a
+share by its measured speed; slow again as long, or nothing to give up: it is removed.
+"""
+
+from statistics import median
+
+from melodeon.coord.master_state import Change, MasterState, Turn, WorkerInfo
+from melodeon.coord.shares import counts_from_weights
+from melodeon.coord.views import alive, unsettled
+from melodeon.core.view import View
+
+
+def watch_stragglers(turn: Turn) -> None:
+    """Compare the steps that everybody has reported since the last look."""
+    state = turn.state
+    view = state.view
+    if state.config.straggler_factor <= 0 or view is None or unsettled(state) or len(view.seats) < 2:
+        return
+    if not all(alive(state, worker) for worker in view.workers):
+        return
+    seats = [state.workers[worker] for worker in view.workers]
+    for step in _common_steps(state, seats):
+        state.judged = step
+        _judge_step(state, view, seats, step)
+    slow = [info for info in seats if info.slow >= state.config.straggler_patience]
+    if slow and state.current is None and not state.queue and state.profile is None:
+        worst = max(slow, key=lambda info: (_typical(info), info.worker))
+        _act(turn, view, seats, worst)
+
+
+def _common_steps(state: MasterState, seats: list[WorkerInfo]) -> range:
+    first = max(info.step - len(info.busy_s) + 1 for info in seats)
+    last = min(info.step for info in seats)
+    return range(max(first, state.judged + 1), last + 1)
+
+
+def _busy(info: WorkerInfo, step: int) -> float:
+    return info.busy_s[step - info.step - 1 + len(info.busy_s)]
+
+
+def _judge_step(state: MasterState, view: View, seats: list[WorkerInfo], step: int) -> None:
+    counts = [seat.count for seat in view.seats]
+    busy_s = [_busy(info, step) for info in seats]
+    for index, info in enumerate(seats):
+        others = median(busy_s[:index] + busy_s[index + 1 :])
+        share = counts[index] / median(counts[:index] + counts[index + 1 :])
+        slow = busy_s[index] > state.config.straggler_factor * others * max(1.0, share)
+        info.slow = info.slow + 1 if slow else 0
+
+
+def _typical(info: WorkerInfo) -> float:
+    return median(info.busy_s) if info.busy_s else 0.0
+
+
+def _act(turn: Turn, view: View, seats: list[WorkerInfo], worst: WorkerInfo) -> None:
+    state = turn.state
+    counts = view.assignment.counts
+    weights = [count / _typical(info) if _typical(info) > 0 else 0.0 for count, info in zip(counts, seats, strict=True)]
+    index = seats.index(worst)
+    fair = counts_from_weights(state.virtual_workers, weights)
+    others_ms = median(_typical(info) for info in seats if info is not worst) * 1000
+    figures = (
+        f"worker {worst.worker} took {_typical(worst) * 1000:.0f} ms a step over {worst.slow} steps, "
+        f"the others {others_ms:.0f} ms"
+    )
+    for info in seats:
+        info.slow = 0
+    if not worst.eased and fair[index] < counts[index]:
+        worst.eased = True
+        for info, weight in zip(seats, weights, strict=True):
+            info.weight = weight
+        reason = f"{figures}: it gets {fair[index]} virtual workers instead of {counts[index]}"
+        state.queue.append(Change(what="rebalance", reason=reason))
+    elif len(seats) - 1 >= max(1, state.config.min_workers):
+        tried = "fewer virtual workers did not help" if worst.eased else f"it has only {counts[index]}"
+        reason = f"{figures}, and {tried}: it is removed"
+        for info in seats:
+            info.weight = 0.0 if info is not worst and not info.eased else info.weight
+        state.queue.append(Change(what="remove", reason=reason, workers=[worst.worker]))
+    else:
+        return
+    turn.record("straggler", worker=worst.worker, why=reason, busy_ms=_typical(worst) * 1000, others_ms=others_ms)

@@ -1,0 +1,123 @@
+"""Making views: who sits where, in which order, with how many virtual workers, and where they meet.
+
+Survivors keep their old order (so that most virtual workers stay where they are), newcomers come after them.
+"""
+
+from collections.abc import Sequence
+
+from melodeon.coord.master_state import JobPhase, MasterState, Turn, WorkerInfo
+from melodeon.coord.messages import Phase
+from melodeon.coord.shares import counts_from_weights
+from melodeon.core.view import Seat, View
+
+
+def alive(state: MasterState, worker: int) -> bool:
+    """Not gone, not through with training, and not let go: it can take part in a view."""
+    info = state.workers.get(worker)
+    return info is not None and info.phase is not Phase.GONE and not info.finished and not info.released
+
+
+def seated(state: MasterState) -> tuple[int, ...]:
+    """The workers with a seat in the newest view."""
+    return state.view.workers if state.view else ()
+
+
+def entered(state: MasterState, worker: int) -> bool:
+    """It has entered the newest view."""
+    info = state.workers.get(worker)
+    return info is not None and state.view is not None and info.generation == state.view.generation
+
+
+def unsettled(state: MasterState) -> bool:
+    """A view is proposed that not all of its seats have entered."""
+    return state.view is not None and (state.settled is None or state.settled.generation < state.view.generation)
+
+
+def concerned(state: MasterState) -> tuple[int, ...]:
+    """All whose loss tears the newest view: its seats, and until it is settled those of the view before."""
+    workers = dict.fromkeys(seated(state))
+    if unsettled(state) and state.view is not None:
+        workers.update(dict.fromkeys(state.settled.workers if state.settled else ()))
+        workers.update(dict.fromkeys(state.view.leaving))
+    return tuple(worker for worker in workers if worker in state.workers and not state.workers[worker].released)
+
+
+def room(state: MasterState) -> int:
+    """How many workers the job may have: everyone runs at least one virtual worker."""
+    return min(state.config.max_workers or state.virtual_workers, state.virtual_workers)
+
+
+def place(state: MasterState, count: int, on: str = "") -> list[tuple[str, int]]:
+    """Free (agent, slot) pairs for `count` workers, least loaded agent first; fewer if there are not so many."""
+    free: dict[str, list[int]] = {}
+    for agent in state.agents.values():
+        if agent.lost or not agent.heard or on not in ("", agent.agent):
+            continue
+        used = {w.slot for w in state.workers.values() if w.agent == agent.agent and w.phase is not Phase.GONE}
+        free[agent.agent] = [slot for slot in range(agent.slots) if slot not in used]
+    places: list[tuple[str, int]] = []
+    load = {agent: state.agents[agent].slots - len(slots) for agent, slots in free.items()}
+    while len(places) < count and any(free.values()):
+        agent_id = min((name for name in free if free[name]), key=lambda name: (load[name], name))
+        places.append((agent_id, free[agent_id].pop(0)))
+        load[agent_id] += 1
+    return places
+
+
+def start_workers(turn: Turn, count: int, on: str = "") -> list[int]:
+    """Order new workers where there is room; returns their numbers."""
+    state = turn.state
+    numbers: list[int] = []
+    for agent, slot in place(state, count, on):
+        worker = state.next_worker
+        state.next_worker += 1
+        state.workers[worker] = WorkerInfo(worker=worker, agent=agent, slot=slot)
+        numbers.append(worker)
+        turn.record("worker_started", worker=worker, agent=agent, slot=slot)
+    return numbers
+
+
+def propose(turn: Turn, workers: Sequence[int], *, planned: bool, reason: str) -> View:
+    """The next generation, of these workers."""
+    state = turn.state
+    state.generation += 1
+    leaving = tuple(w for w in seated(state) if w not in workers and alive(state, w)) if planned else ()
+    view = View(
+        generation=state.generation,
+        seats=_seats(state, workers),
+        planned=planned,
+        meeting=_meeting(state, workers),
+        reason=reason,
+        leaving=leaving,
+    )
+    state.view = view
+    state.torn = ""
+    for info in state.workers.values():
+        info.slow = 0
+    # A settled view speaks for itself; busy times are compared afresh, and patience with the old group is over.
+    for name in ("broken", "done"):
+        turn.calm(name)
+    if state.phase is JobPhase.STARTING:
+        turn.move_job(JobPhase.TRAINING)
+    turn.dirty = True
+    return view
+
+
+def counts_for(state: MasterState, workers: Sequence[int]) -> tuple[int, ...]:
+    """How many virtual workers each of them runs."""
+    return counts_from_weights(state.virtual_workers, [state.workers[worker].weight for worker in workers])
+
+
+def _seats(state: MasterState, workers: Sequence[int]) -> tuple[Seat, ...]:
+    seats = []
+    for worker, count in zip(workers, counts_for(state, workers), strict=True):
+        agent = state.agents[state.workers[worker].agent]
+        seats.append(Seat(worker=worker, agent=agent.agent, host=agent.host, count=count))
+    return tuple(seats)
+
+
+def _meeting(state: MasterState, workers: Sequence[int]) -> str:
+    """Members come first in `workers`, so a store that already serves is preferred."""
+    hosts = {state.agents[state.workers[worker].agent].host for worker in workers}
+    address = next((state.workers[w].address for w in workers if state.workers[w].address), "")
+    return "file" if len(hosts) == 1 or not address else f"tcp:{address}"

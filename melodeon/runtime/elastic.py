@@ -1,0 +1,199 @@
+"""What an elastic job does at the edges of its steps: follow the views, and lose nothing on the way.
+
+A step is committed when the optimizer steps; what its boundary still has to do together with others (metrics, digest,
+checkpoint) can be interrupted, and is then done again in the next view. Nobody leaves a pass over the data before
+everybody has committed its last step, so two workers are never more than one step, nor an epoch's end, apart.
+"""
+
+import hashlib
+import json
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from melodeon.coord.failpoint import failpoint
+from melodeon.coord.lastwords import write_last_words
+from melodeon.coord.messages import Phase
+from melodeon.core.errors import WorkerLost
+from melodeon.core.view import View
+from melodeon.runtime import wrapping
+from melodeon.runtime.exchange import Exchange
+from melodeon.runtime.group import Group
+from melodeon.runtime.link import Link
+from melodeon.runtime.reduce import Signals
+from melodeon.runtime.views import NOTHING, Standing, Views
+
+if TYPE_CHECKING:
+    from melodeon.runtime.job import Job
+
+_BUSY_STEPS = 32
+"""Steps whose times are told to the master."""
+
+
+class Elastic:
+    """One worker's elasticity; `views.Trainer` for its views."""
+
+    def __init__(self, job: "Job", link: Link, folder: Path, host: str) -> None:
+        self._job = job
+        self._link = link
+        self._views = Views(link, self, folder / "meetings", host)
+        self._whole = False
+        """Whether this worker holds the job's state."""
+        self._lost = False
+        """An exchange of this view failed."""
+        self._due: int | None = None
+        """The loader whose boundary is not finished."""
+        self._definition = ""
+        self._checkpoint = link.notice.checkpoint
+        self._busy: deque[float] = deque(maxlen=_BUSY_STEPS)
+        self._committed_at = time.monotonic()
+        self._pausing = False
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def signals(self) -> Signals:
+        """What this worker has heard, for the step's header."""
+        failpoint("step.header")
+        return self._views.signals()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all workers have agreed to stop."""
+        return self._job.beat.agreed.stop
+
+    def join(self, definition: dict[str, Any]) -> None:
+        """The model is built: wait for a seat, and take it."""
+        text = json.dumps(definition, sort_keys=True, default=str)
+        self._definition = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        self._link.post(definition=self._definition, virtual_workers=self._job.virtual_workers)
+        self._views.join()
+        self._committed_at = time.monotonic()
+
+    def keep_up(self) -> None:
+        """Before a step, and before a pass ends: be in the newest view, with nothing left undone."""
+        while True:
+            if self._lost:
+                self._lost = False
+                self._pausing = True
+                self._views.fell_apart()
+                self._views.renew()
+            elif self._due is not None:
+                self._finish_boundary(self._due)
+            elif self._job.beat.agreed.armed > self._views.generation:
+                self._switch()
+            elif self._views.outdated():
+                self._pausing = True
+                self._views.renew()
+            else:
+                failpoint("step.begin")
+                return
+
+    def drop(self) -> None:
+        """The step was given up."""
+        self._lost = True
+
+    def boundary(self, loader: int) -> None:
+        """A step is committed: say so, and do what is due with the others."""
+        failpoint("step.committed")
+        now = time.monotonic()
+        self._busy.append(self._job.beat.busy_s)
+        told: dict[str, Any] = {"step": self._job.beat.step, "busy_s": tuple(self._busy)}
+        if self._pausing:
+            self._pausing = False
+            told["pause_s"] = now - self._committed_at
+        self._committed_at = now
+        self._link.post(urgent="pause_s" in told, **told)
+        self._due = loader
+        self._finish_boundary(loader)
+
+    def _finish_boundary(self, loader: int) -> None:
+        try:
+            self._job.finish_boundary(loader)
+            self._answer_checkpoint()
+        except WorkerLost:
+            self._lost = True
+        else:
+            self._due = None
+
+    def _answer_checkpoint(self) -> None:
+        asked = self._job.beat.agreed.checkpoint
+        if asked > self._checkpoint:
+            self._checkpoint = asked
+            self._job.store_on_request()
+            self._link.post(checkpoint=asked)
+
+    def finish(self) -> None:
+        """The loop is over: the last entries, together with whoever is left."""
+        while True:
+            self.keep_up()
+            try:
+                self._job.finish_together()
+            except WorkerLost:
+                self._lost = True
+            else:
+                return
+
+    def done(self, digest: str | None) -> None:
+        """The script has ended well."""
+        self._link.post(phase=Phase.DONE, digest=digest or "", step=self._job.beat.step)
+        write_last_words(Path(self._job.run_dir), self._link.status)
+        self._link.flush()
+
+    def _switch(self) -> None:
+        try:
+            self._job.flush_metrics()  # what a leaver has not told yet would be lost with it
+        except WorkerLost:
+            self._lost = True
+            return
+        self._pausing = True
+        self._views.switch(self._job.beat.agreed.armed)
+
+    # -- views.Trainer -------------------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        """How far this worker has come."""
+        step = self._job.beat.step if self._whole else NOTHING
+        return Standing(step=step, definition=self._definition, due=self._due)
+
+    def layout(self) -> str:
+        """What an exchange depends on besides its view."""
+        return self._job.engine.layout()
+
+    def open_exchange(self, group: Group, view: View) -> Exchange:
+        """Open the exchange of a view, on its carrier."""
+        return self._job.engine.open_exchange(group, view.assignment)
+
+    def begin(self, group: Group) -> None:
+        """Nobody has any state: compare models, read the newest checkpoint."""
+        wrapping.check_same_model(self._job.parts.models, group)
+        self._job.resume(group)
+        # Of a life that ended with all its workers, what goes beyond the checkpoint is cut off and comes again.
+        kept = self._job.journal.rewind(self._job.beat.step) if group.rank == 0 else {}
+        self._job.journal.adopt(json.loads(group.share_bytes(json.dumps(kept).encode(), root=0)))
+        self._whole = True
+
+    def capture(self) -> dict[str, Any]:
+        """The job's state, with what its journal must know to go on."""
+        return {"state": self._job.capture(), "journal": self._job.journal.carried()}
+
+    def lose(self) -> None:
+        """From here on, until `restore`, this worker's state is not whole."""
+        self._whole = False
+
+    def restore(self, captured: dict[str, Any]) -> None:
+        """Go on from another worker's state."""
+        self._job.restore(captured["state"])
+        self._job.journal.adopt(captured["journal"])
+        self._whole = True
+
+    def part(self) -> None:
+        """The job goes on without this worker."""
+        self._job.parted = True
+
+    def reseat(self, group: Group, view: View, exchange: Exchange, due: int | None) -> None:
+        """Train in this view from here on."""
+        self._busy.clear()
+        self._job.reseat(group, view.assignment, exchange)
+        self._due = due
+        self._link.post(step=self._job.beat.step, busy_s=())

@@ -1,0 +1,89 @@
+"""Ready-made partitions: a folder of files with one record per line, and a folder of .npy shards."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from melodeon.core.errors import NotFound, UsageError
+
+CHUNK = 1 << 20
+
+
+def list_files(folder: str | Path, pattern: str) -> dict[str, Path]:
+    """The files of a folder that match, by their path in it, sorted: the same on every worker."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise NotFound(f"{str(folder)!r} is not a folder: give the folder that holds the partitions")
+    found = {path.relative_to(root).as_posix(): path for path in sorted(root.glob(pattern)) if path.is_file()}
+    if not found:
+        raise NotFound(f"no file in {str(folder)!r} matches {pattern!r}: every file that matches is one partition")
+    return found
+
+
+def listed(files: Mapping[str, Path], counts: Mapping[str, int] | None, count: Callable[[Path], int]) -> dict[str, int]:
+    """How many samples each file has: as told, or counted."""
+    if counts is None:
+        return {name: count(path) for name, path in files.items()}
+    missing = [name for name in files if name not in counts]
+    if missing:
+        raise UsageError(
+            f"counts has no number for {missing[0]!r}: give one for every file, or none to have them counted"
+        )
+    return {name: counts[name] for name in files}
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a file, the last one with or without its end."""
+    number, last = 0, b"\n"
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            number += chunk.count(b"\n")
+            last = chunk[-1:]
+    return number + (last != b"\n")
+
+
+def read_lines(path: Path, parse: Callable[[str], Any]) -> Iterator[Any]:
+    """One record per line."""
+    with path.open("rb") as file:
+        for line in file:
+            yield parse(line.rstrip(b"\r\n").decode())
+
+
+class NpyShard:
+    """Rows of a .npy file, copied out of it when they are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._rows = open_npy(path)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array(self._rows[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Rows in one read."""
+        if isinstance(indices, range) and indices.step == 1:
+            return list(np.array(self._rows[indices.start : indices.stop]))
+        return list(self._rows[list(indices)])
+
+
+def count_rows(path: Path) -> int:
+    """Rows of a .npy file; only its header is read."""
+    return len(open_npy(path))
+
+
+def open_npy(path: Path) -> Any:
+    """The array, mapped and not read."""
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise UsageError(
+            f"{str(path)!r} is no .npy file that can be read in rows ({error}): write it with numpy.save, without "
+            "objects"
+        ) from error
+    if not isinstance(rows, np.ndarray) or rows.ndim == 0:
+        raise UsageError(f"{str(path)!r} holds no rows: a shard is an array whose first dimension counts its samples")
+    return rows

@@ -1,0 +1,206 @@
+"""The launcher of elastic jobs, with real agents and scripted workers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from melodeon.backends.elastic import Elastic, run_elastic
+from melodeon.backends.outcome import Outcome
+from melodeon.coord import registry
+from melodeon.coord.marks import started
+from melodeon.coord.master_state import JobConfig
+from melodeon.core.launch import Launch
+from tests.coord.running import PRELOAD, SCRIPT, Running, events_file, eventually, gone, resume
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=2, steps=30) as job:
+        assert job.end() == Outcome(exit_code=0)
+    assert job.output.startswith(b"hello from 0\n")
+    assert job.output.endswith(b"trained 30\nend of script\n")
+    assert job.output == (job.folder / "worker-0.log").read_bytes()
+    assert job.kinds("end")[-1]["outcome"] == "done"
+    assert job.kinds("step")
+    assert job.events == events_file(job.folder)
+    assert all("at" in event for event in job.events)
+    assert job.all_processes() == []
+    assert registry.entries() == []
+    # No secret, no socket is left lying about.
+    assert not [path for path in job.folder.rglob("*") if path.suffix == ".sock" or path.name == ".token"]
+
+
+def test_several_agents_share_the_workers(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=4, agents=2, steps=30) as job:
+        assert job.end().ok
+    started_on = [event["agent"] for event in job.kinds("worker_started")]
+    assert sorted(map(str, started_on)) == ["node0", "node0", "node1", "node1"]
+    assert job.all_processes() == []
+
+
+def test_a_failing_script_fails_the_job_with_a_sentence(tmp_path: Path) -> None:
+    with Running(tmp_path, "fail-1", workers=2) as job:
+        outcome = job.end()
+    assert (outcome.exit_code, outcome.ok) == (1, False)
+    assert "worker 1 ended with exit code 1" in str(outcome.reason)
+    assert "ValueError: this worker was told to fail" in job.log(1)
+    assert job.all_processes() == []
+
+
+def test_what_a_script_does_after_training_counts(tmp_path: Path) -> None:
+    with Running(tmp_path, "fail-after", workers=2, steps=20) as job:
+        outcome = job.end()
+    assert (outcome.exit_code, outcome.ok) == (1, False)
+    assert "ended with exit code 3" in str(outcome.reason)
+
+
+def test_output_follows_virtual_rank_0(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=2) as job:
+        job.wait_for_view(0, 1)
+        os.kill(job.workers()[0], signal.SIGKILL)
+        job.wait_for_view(1)
+        eventually(lambda: job.handle.stop() and job.end())
+    assert job.output.count(b"hello from") == 1
+    assert job.output.endswith(b"end of script\n")
+
+
+def test_an_agent_that_cannot_start_ends_the_job_with_its_sentence(tmp_path: Path) -> None:
+    elastic = Elastic(job=JobConfig(job="x"), store="nonsense", preload=PRELOAD)
+    outcome = run_elastic([SCRIPT, "1"], Launch(), tmp_path, elastic)
+    assert (outcome.exit_code, outcome.reason) == (1, outcome.reason)
+    assert "'nonsense' names no store" in str(outcome.reason)
+
+
+def test_an_agent_that_keeps_dying_ends_the_job(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=1) as job:
+        last = 0
+        for _ in range(5):
+            last = eventually(lambda last=last: (pid := job.agent()) != last and pid)
+            os.kill(last, signal.SIGKILL)
+        outcome = job.end()
+    assert "agent node0 ended 5 times within 10 s" in str(outcome.reason)
+    assert job.all_processes() == []
+
+
+def test_a_nursery_that_cannot_start_fails_the_job(tmp_path: Path) -> None:
+    elastic = {"preload": ("no_such_module",)}
+    with Running(tmp_path, workers=1, elastic=elastic) as job:
+        outcome = job.end()
+    assert "No module named 'no_such_module'" in str(outcome.reason)
+    assert job.all_processes() == []
+
+
+class Launcher:
+    """A launcher as its own process."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        self.folder = folder / "run"
+        self.folder.mkdir()
+        code = f"""
+            import sys
+            from pathlib import Path
+            from melodeon.backends.elastic import Elastic, run_elastic
+            from melodeon.coord.master_state import JobConfig
+            from melodeon.core.launch import Launch
+            job = JobConfig(job="signals", workers=2)
+            outcome = run_elastic({[SCRIPT, "100000", *args]!r}, Launch(), Path({str(self.folder)!r}),
+                                  Elastic(job=job, preload={PRELOAD!r}),
+                                  on_event=lambda e: print(e["kind"], flush=True))
+            print(outcome.reason, flush=True)
+            sys.exit(outcome.exit_code)
+        """
+        self.process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE)
+
+    def wait_until_training(self) -> list[int]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line == b"view\n":
+                break
+        marked = [int(path.read_text().split()[0]) for path in self.folder.glob("agents/*/*.pid")]
+        return [*marked, *_children(self.process.pid)]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_ctrl_c_stops_at_a_step_boundary(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path)
+    try:
+        pids = launcher.wait_until_training()
+        assert len(pids) == 4  # a nursery, two workers, an agent
+        launcher.process.send_signal(signal.SIGINT)
+        output, _ = launcher.process.communicate(timeout=30)
+        assert launcher.process.returncode == 7
+        assert output.endswith(b"the run was stopped on request\n")
+        assert (launcher.folder / "worker-0.log").read_text().endswith("end of script\n")
+        assert [pid for pid in pids if started(pid)] == []
+    finally:
+        launcher.close()
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, "deaf")
+    try:
+        pids = launcher.wait_until_training()
+        launcher.process.send_signal(signal.SIGTERM)
+        eventually(lambda: '"ask"' in (launcher.folder / "events.jsonl").read_text())
+        assert launcher.process.poll() is None
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.process.wait(10) == 7
+        assert [pid for pid in pids if started(pid)] == []
+    finally:
+        launcher.close()
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path)
+    try:
+        pids = launcher.wait_until_training()
+        launcher.process.kill()
+        launcher.process.wait()
+        assert all(gone(pid) for pid in pids)
+    finally:
+        launcher.close()
+
+
+@pytest.mark.parametrize("stopped", ["agent", "nursery"])
+def test_nothing_outlives_a_killed_launcher_when_somebody_is_stuck(tmp_path: Path, stopped: str) -> None:
+    launcher = Launcher(tmp_path)
+    try:
+        pids = launcher.wait_until_training()
+        agent = _children(launcher.process.pid)[0]
+        stuck = (
+            agent if stopped == "agent" else int((launcher.folder / "agents/node0/nursery.pid").read_text().split()[0])
+        )
+        os.kill(stuck, signal.SIGSTOP)
+        launcher.process.kill()
+        launcher.process.wait()
+        assert all(gone(pid) for pid in pids if pid != stuck)
+        resume(stuck)  # unless it was killed: an agent does not wait for a stuck nursery
+        assert gone(stuck)
+    finally:
+        launcher.close()
+
+
+def test_events_are_json_lines(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=1, steps=10) as job:
+        job.end()
+    for line in (job.folder / "events.jsonl").read_text().splitlines():
+        assert json.loads(line)["kind"]

@@ -1,0 +1,37 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from melodeon.cli.main import app
+from melodeon.core.errors import MelodeonError
+
+Melodeon = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a registry of its own, seen by this process and by those that it starts."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def melodeon() -> Melodeon:
+    """The command line in this process: (exit code, stdout, stderr)."""
+
+    def call(*args: object) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, [*map(str, args)])
+        if isinstance(done.exception, MelodeonError):  # what `main` makes of it
+            return done.exception.exit_code, done.stdout, f"error: {done.exception}\n"
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.exit_code, done.stdout, done.stderr
+
+    assert os.environ.get("XDG_RUNTIME_DIR")
+    return call

@@ -1,0 +1,123 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+from melodeon.cli.follow import Tail
+from melodeon.cli.logs import harmless
+from tests.cli.conftest import Melodeon
+from tests.cli.fake_agent import job
+
+COMMAND = [sys.executable, "-m", "melodeon", "logs"]
+
+
+def ended(place: Path, name: str, **logs: str) -> Path:
+    run = place / ".melodeon/runs" / name
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"created": name, "status": "done"}))
+    for worker, text in logs.items():
+        (run / f"worker-{worker.removeprefix('w')}.log").write_text(text)
+    return run
+
+
+def test_one_worker_is_printed_as_it_is_and_several_are_marked(place: Path, melodeon: Melodeon) -> None:
+    ended(place, "a", w0="one\ntwo")
+    assert melodeon("logs", "a") == (0, "one\ntwo\n", "")
+    ended(place, "b", w0="one\n", w10="ten\n", w2="two\n")
+    assert melodeon("logs") == (0, "[worker 0] one\n[worker 2] two\n[worker 10] ten\n", "")
+    assert melodeon("logs", "b", "--worker", "10")[1] == "ten\n"
+    assert json.loads(melodeon("logs", "a", "-o", "json", "--tail", "1")[1]) == {"worker": 0, "line": "two"}
+
+
+def test_logs_of_agents_are_found(place: Path, melodeon: Melodeon) -> None:
+    run = ended(place, "a", w0="zero\n")
+    (run / "agents/a1").mkdir(parents=True)
+    (run / "agents/a1/worker-1.log").write_text("one\n")
+    assert melodeon("logs")[1] == "[worker 0] zero\n[worker 1] one\n"
+
+
+def test_tail_keeps_the_last_lines_of_each(place: Path, melodeon: Melodeon) -> None:
+    ended(place, "a", w0="1\n2\n3\n", w1="4\n")
+    assert melodeon("logs", "--tail", "2")[1] == "[worker 0] 2\n[worker 0] 3\n[worker 1] 4\n"
+    assert melodeon("logs", "--tail", "0") == (0, "", "")
+
+
+def test_mistakes(place: Path, melodeon: Melodeon) -> None:
+    assert melodeon("logs")[0] == 4
+    ended(place, "a1", w0="x\n")
+    ended(place, "a2", w0="x\n")
+    for args, code, sentence in [
+        (["a"], 4, "could be any of a1, a2"),
+        (["b"], 4, "It is no run under .melodeon/runs either"),
+        (["a1", "--worker", "7"], 4, "run a1 has no log of worker 7: it has logs of workers 0"),
+        (["a1", "--worker", "x"], 2, "--worker x is no worker"),
+        (["a1", "--tail", "-1"], 2, "--tail -1 is no number of lines"),
+    ]:
+        found, _, err = melodeon("logs", *args)
+        assert (found, sentence in err, err.count("\n")) == (code, True, 1), err
+
+
+def test_what_a_terminal_would_obey_is_taken_out() -> None:
+    assert harmless("\x1b[31mred\x1b[0m \x1b]0;title\x07end\tx\x07\x9b2J\u202e") == "red end x\ufffd\ufffd2J\ufffd"
+
+
+def test_a_terminal_is_protected_and_a_file_is_not(place: Path) -> None:
+    ended(place, "a", w0="\x1b[2Jcleared\n")
+    ours, theirs = pty.openpty()
+    subprocess.run(COMMAND, stdout=theirs, check=True)
+    assert os.read(ours, 1000) == b"cleared\r\n"
+    os.close(ours)
+    os.close(theirs)
+    assert subprocess.run(COMMAND, stdout=subprocess.PIPE, check=True).stdout == b"\x1b[2Jcleared\n"
+
+
+def test_follow_sees_later_lines_and_later_workers_until_the_end(place: Path) -> None:
+    with job(place, "live") as agent:
+        (agent.run_dir / "worker-0.log").write_text("old\nfirst\n")
+        with subprocess.Popen([*COMMAND, "-f", "--tail", "1"], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "[worker 0] first\n"
+            (agent.run_dir / "worker-3.log").write_text("a\nb\nunended")
+            assert [process.stdout.readline() for _ in range(2)] == ["[worker 3] a\n", "[worker 3] b\n"]
+            (agent.run_dir / "run.json").write_text('{"status": "done"}')
+            assert process.stdout.read() == "[worker 3] unended\n"
+            assert process.wait(10) == 0
+
+
+def test_follow_ends_with_the_launcher_however_that_went(place: Path) -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as launcher,
+        job(place, "live", pid=launcher.pid) as agent,
+    ):
+        (agent.run_dir / "worker-0.log").write_text("line\n")
+        with subprocess.Popen([*COMMAND, "-f"], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"[worker 0] line\n"
+            launcher.kill()
+            assert process.wait(10) == 0
+
+
+def test_a_reader_that_leaves_ends_it_quietly(place: Path) -> None:
+    ended(place, "a", w0="line after line\n" * 50_000)
+    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_a_tail_never_hands_on_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.read() == []
+    with path.open("ab", buffering=0) as file:
+        seen: list[bytes] = []
+        for piece in (b"ab", b"c\nd", b"\r\n10%\r20%\r", b"end"):
+            file.write(piece)
+            seen += tail.read()
+    assert seen == [b"abc", b"d", b"10%", b"20%"]
+    assert tail.read(last=True) == [b"end"]

@@ -1,0 +1,75 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.conftest import Melodeon
+from tests.cli.fake_agent import job
+
+
+def test_no_job_is_said_in_a_sentence(place: Path, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon("ps")
+    assert (code, out.count("\n")) == (0, 1)
+    assert out.startswith("no job runs on this machine: start one by `melodeon run SCRIPT`")
+
+
+def test_running_jobs_with_what_they_say_of_themselves(place: Path, melodeon: Melodeon) -> None:
+    with job(place, "20261115-132710-1fc0", script="deep/train.py"):
+        code, out, _ = melodeon("ps")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.split()[:8] == ["id", "script", "step", "workers", "status", "age", "restarts", "left"]
+    row = next(line for line in out.splitlines() if line.startswith("2026"))
+    assert row.split() == ["20261115-132710-1fc0", "train.py", "1,234", "2", "training", "0", "s", "2"]
+
+
+def test_all_lists_ended_runs_once_and_first(place: Path, melodeon: Melodeon) -> None:
+    ended = place / ".melodeon/runs/old"
+    ended.mkdir(parents=True)
+    ended_facts = {"id": "old", "created": "2020-01-01T00:00:00+00:00", "status": "done", "steps": 20, "num_workers": 3}
+    (ended / "run.json").write_text(json.dumps(ended_facts))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    lost = place / ".melodeon/runs/older"
+    lost.mkdir()
+    (lost / "run.json").write_text(json.dumps({"created": "2019", "status": "running", "pid": gone.pid}))
+    with job(place, "new"):
+        rows = json.loads(melodeon("ps", "-a", "-o", "json")[1])["jobs"]
+    found = [(row["id"], row["status"], row["step"]) for row in rows]
+    assert found == [("older", "lost", None), ("old", "done", 20), ("new", "training", 1234)]
+
+
+def test_a_job_that_does_not_answer_is_listed_as_such(place: Path, melodeon: Melodeon) -> None:
+    with job(place, "mute") as agent:
+        agent.close()
+        rows = json.loads(melodeon("ps", "-o", "json")[1])["jobs"]
+    assert [(row["id"], row["status"]) for row in rows] == [("mute", "unreachable")]
+
+
+def test_a_wrong_format_is_refused(place: Path, melodeon: Melodeon) -> None:
+    assert melodeon("ps", "-o", "yaml")[::2] == (
+        2,
+        "error: -o yaml is not one of table, json: leave it out for a table\n",
+    )
+
+
+def test_commands_for_running_jobs_import_no_torch(place: Path) -> None:
+    with job(place, "one"):
+        program = (
+            "import sys; from melodeon.cli.main import app; app(['top', '--once'], standalone_mode=False);"
+            "app(['ps'], standalone_mode=False); print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_shell_completes_job_names(place: Path) -> None:
+    program = place / "melodeon"  # the program's name decides which variable the shell asks by
+    program.write_text("from melodeon.cli.main import main\nmain()\n")
+    asked = {"_MELODEON_COMPLETE": "complete_bash", "COMP_WORDS": "melodeon stop 2026", "COMP_CWORD": "2"}
+    with job(place, "20261115-a"), job(place, "20261115-b"), job(place, "other"):
+        done = subprocess.run(
+            [sys.executable, program], env={**os.environ, **asked}, capture_output=True, text=True, check=True
+        )
+    assert sorted(done.stdout.split()) == ["20261115-a", "20261115-b"]

@@ -1,0 +1,160 @@
+"""Asking a real job, through agents that die meanwhile."""
+
+import os
+import signal
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from melodeon.coord import client, registry
+from melodeon.coord.marks import started
+from melodeon.core.errors import MelodeonError, NotFound, Unreachable, UsageError
+from tests.coord.running import Running, eventually, gone
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def entry(name: str, **changes: object) -> registry.Entry:
+    here = registry.Entry(
+        id=name,
+        run_dir=f"/runs/{name}",
+        pid=os.getpid(),
+        started=started(os.getpid()) or 0,
+        agents=(),
+        created="2026-01-01",
+    )
+    return msgspec.structs.replace(here, **changes)
+
+
+def test_every_wish_is_answered(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=1) as job:
+        job.wait_for_view(0)
+        handle = client.connect(job.handle.id[:8])
+        assert handle.id == job.handle.id
+        assert handle.run_dir == job.folder
+        out = handle.scale_out(2)
+        assert (out.ok, out.values["workers"]) == (True, 3)
+        assert handle.scale(2).values["workers"] == 2
+        assert handle.scale_in().values["workers"] == 1
+        assert handle.migrate().ok
+        assert handle.checkpoint().ok
+        status = handle.status()
+        assert (status["job"], status["phase"], len(status["workers"])) == (handle.id, "training", 1)
+        assert handle.stop().values["outcome"] == "stopped"
+        assert job.end().exit_code == 7
+        with pytest.raises(NotFound, match="no job runs"):
+            client.connect()
+
+
+def test_a_wish_that_cannot_be_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=1) as job:
+        job.wait_for_view(0)
+        for wish in (lambda: job.handle.scale(0), lambda: job.handle.scale(99), lambda: job.handle.scale_in(1)):
+            with pytest.raises(UsageError):
+                wish()
+        with pytest.raises(UsageError, match="both"):
+            job.handle.scale_in(1, workers=[0])
+
+
+def test_a_wish_outlives_the_agent_that_took_it(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=2, agents=2) as job:
+        job.wait_for_view(0, 1)
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(job.handle.scale_out(2)))
+        agents = [job.agent(0), job.agent(1)]
+        for pid in agents:
+            os.kill(pid, signal.SIGSTOP)
+        asking.start()
+        for pid in agents:
+            os.kill(pid, signal.SIGKILL)
+            assert gone(pid)
+        asking.join(60)
+        assert [answer.ok for answer in answers] == [True]
+        job.wait_for_view(0, 1, 2, 3)
+        assert len(job.kinds("ask")) == 1  # said to several, again and again, it had one effect
+
+
+def test_a_wish_finds_its_way_around_a_stuck_agent(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=2, agents=2, elastic={"ttl_s": 30.0}) as job:
+        job.wait_for_view(0, 1)
+        master = str(job.kinds("master")[0]["agent"])
+        other = job.agent(1 if master == "node0" else 0)
+        job.handle._first = 1 if master == "node0" else 0
+        os.kill(other, signal.SIGSTOP)
+        assert job.handle.status()["phase"] == "training"
+        os.kill(other, signal.SIGCONT)
+
+
+def test_watching_ends_with_the_job(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=1, steps=100) as job:
+        seen = [status["step"] for status in job.handle.watch(every_s=0.2)]
+        assert seen == sorted(seen)
+        assert len(seen) >= 2
+        assert job.end().ok
+
+
+def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "UNREACHABLE_S", 0.3)
+    handle = client.JobHandle(entry("deaf", agents=(str(tmp_path / "nobody.sock"),)))
+    registry.write(entry("deaf"))
+    with pytest.raises(Unreachable, match="deaf has not answered 'status'") as caught:
+        handle.status()
+    assert caught.value.exit_code == 5
+
+
+def test_a_deadline(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        registry.write(entry("slow"))
+        with pytest.raises(Unreachable):
+            client.JobHandle(entry("slow", agents=(str(tmp_path / "s"),))).ask("profile", timeout_s=0.1)
+
+
+def test_a_job_that_ended_meanwhile_is_told_from_one_that_is_stuck() -> None:
+    with pytest.raises(NotFound, match="ended before it answered"):
+        client.JobHandle(entry("over")).stop()
+
+
+def test_jobs_are_found_by_what_people_type() -> None:
+    registry.write(entry("20260101-old", created="2026-01-01"))
+    registry.write(entry("20260102-new", created="2026-01-02"))
+    registry.write(entry("dead", pid=2**22 - 1))
+    assert [e.id for e in registry.entries()] == ["20260101-old", "20260102-new"]
+    assert registry.find().id == registry.find("last").id == registry.find("20260102").id == "20260102-new"
+    assert registry.find("/runs/20260101-old").id == registry.find("20260101-old").id == "20260101-old"
+    with pytest.raises(NotFound, match="could be any of 20260101-old, 20260102-new"):
+        registry.find("2026")
+    with pytest.raises(NotFound, match="did you mean 20260102-new") as caught:
+        registry.find("20260103-new")
+    assert caught.value.exit_code == 4
+    registry.remove("20260102-new")
+    assert registry.find("2026").id == "20260101-old"
+
+
+def test_a_number_that_was_given_again_is_nobody() -> None:
+    registry.write(entry("again", started=1))
+    assert registry.entries() == []
+
+
+def test_the_registry_is_for_its_owner_only() -> None:
+    registry.write(entry("mine"))
+    folder = registry.folder()
+    assert stat.S_IMODE((folder / "mine.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    folder.parent.chmod(0o777)
+    with pytest.raises(MelodeonError, match="only you can open"):
+        registry.entries()
+
+
+def test_a_file_of_another_version_is_passed_over() -> None:
+    (registry.folder() / "odd.json").write_text("{}")
+    registry.write(entry("mine"))
+    assert eventually(lambda: [e.id for e in registry.entries()]) == ["mine"]

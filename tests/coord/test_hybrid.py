@@ -1,0 +1,52 @@
+"""Hybrid scaling decides as the algorithm says, and the rate is a pure function of the recorded history."""
+
+import pytest
+
+from melodeon.coord.hybrid import best_size, decide, rate_at, rate_factor
+
+CURVES = {
+    1: {1: 100.0, 2: 180.0, 4: 200.0, 8: 150.0},
+    2: {1: 110.0, 2: 200.0, 4: 340.0, 8: 360.0},
+    4: {1: 115.0, 2: 210.0, 4: 380.0, 8: 640.0, 16: 700.0},
+}
+
+
+def test_the_batch_is_kept_while_more_workers_help_it() -> None:
+    assert best_size(CURVES[1]) == 4
+    assert decide(CURVES, 1, 2, 4).factor == 1
+
+
+def test_the_batch_is_doubled_when_they_do_not() -> None:
+    decision = decide(CURVES, 1, 4, 8)
+    assert decision.factor == 2
+    assert "fastest with 4 workers" in decision.why
+
+
+def test_it_is_doubled_as_often_as_needed_but_no_worker_gets_more_than_before() -> None:
+    assert decide(CURVES, 1, 2, 16).factor == 4
+    assert decide(CURVES, 1, 8, 16).factor == 2
+    assert decide(CURVES, 1, 12, 16).factor == 1
+
+
+def test_it_starts_from_the_present_factor_and_stops_at_the_largest_allowed() -> None:
+    assert decide(CURVES, 2, 8, 16).factor == 4
+    assert decide(CURVES, 2, 8, 16, max_factor=2).factor == 2
+
+
+def test_shrinking_and_unknown_curves_keep_the_batch() -> None:
+    assert decide(CURVES, 2, 8, 4).factor == 2
+    assert decide({}, 1, 1, 8).factor == 1
+    assert "no scaling curve" in decide({}, 1, 1, 8).why
+
+
+def test_the_rate_moves_linearly() -> None:
+    assert [rate_factor(step, 1.0, 2.0, 10, 4) for step in (9, 10, 12, 14, 99)] == [1.0, 1.0, 1.5, 2.0, 2.0]
+    assert rate_factor(10, 1.0, 2.0, 10, 0) == 2.0
+
+
+def test_a_change_in_the_middle_of_a_ramp_goes_on_from_there() -> None:
+    history = [(10, 2), (15, 4)]
+    assert rate_at(5, history, 10) == 1.0
+    assert rate_at(15, history, 10) == pytest.approx(1.5)
+    assert rate_at(20, history, 10) == pytest.approx(2.75)
+    assert rate_at(25, history, 10) == 4.0

@@ -1,0 +1,327 @@
+"""What people ask for, and what the master does by itself while the job trains."""
+
+import pytest
+
+from melodeon.coord.hybrid import HybridConfig
+from melodeon.coord.messages import Phase
+from tests.coord.master_bench import Bench, job
+
+# -- scale --
+
+
+def test_scale_out_starts_workers_and_switches_when_they_are_ready() -> None:
+    bench = job(2)
+    assert bench.ask("scale_out", id="x", n=2) is None
+    assert bench.workers() == [0, 1, 2, 3]
+    bench.ready(2)
+    assert bench.view.generation == 1
+    bench.ready(3)
+    assert bench.view.planned
+    assert bench.view.workers == (0, 1, 2, 3)
+    bench.enter(step=7)
+    answer = bench.answers["x"]
+    assert answer.ok
+    assert answer.values["step"] == 7
+    assert answer.values["pauses"] == {"0": 0.1, "1": 0.1}
+
+
+def test_scale_in_releases_leavers_when_all_have_entered() -> None:
+    bench = job(3)
+    bench.ask("scale_in", id="x", workers=[0, 2])
+    assert (bench.view.workers, bench.view.leaving) == ((1,), (0, 2))
+    assert not bench.notice(0).released
+    bench.enter()
+    assert bench.notice(0).released
+    assert bench.notice(2).released
+    bench.gone(0, exit_code=0)
+    bench.gone(2, exit_code=0)
+    assert bench.view.generation == 2
+    assert bench.answers["x"].ok
+
+
+def test_leavers_stay_until_the_last_seat_has_entered() -> None:
+    bench = job(3)
+    bench.ask("scale_in", workers=[2])
+    bench.enter(0)
+    assert not bench.notice(2).released
+    bench.enter(1)
+    assert bench.notice(2).released
+
+
+def test_a_released_worker_that_does_not_end_is_killed() -> None:
+    bench = job(2)
+    bench.ask("scale_in", n=1)
+    bench.enter()
+    bench.tick(31.0)
+    assert bench.workers() == [0]
+
+
+@pytest.mark.parametrize(
+    ("what", "values", "words"),
+    [
+        ("scale_out", {"n": 9}, "at most 4"),
+        ("scale_out", {"n": 0}, "at most 4"),
+        ("scale_out", {"n": "two"}, "whole number"),
+        ("scale_out", {"n": 1, "on": "z"}, "no agent 'z'"),
+        ("scale_in", {"n": 2}, "at least 1 must stay"),
+        ("scale_in", {"workers": [7]}, "worker 7 is not in the job"),
+        ("scale", {"n": 5}, "choose 1 to 4"),
+        ("scale", {"n": 0}, "choose 1 to 4"),
+        ("migrate", {"worker": 9}, "not in the job"),
+        ("profile", {"min": 0, "max": 2}, "1 <= min"),
+        ("fly", {}, "cannot be asked"),
+    ],
+)
+def test_asks_out_of_range_are_answered_with_the_rule(what: str, values: dict[str, object], words: str) -> None:
+    bench = job(2)
+    answer = bench.ask(what, **values)
+    assert answer is not None
+    assert not answer.ok
+    assert words in answer.text
+    assert bench.view.generation == 1
+
+
+def test_an_ask_that_is_repeated_has_one_effect_and_one_answer() -> None:
+    bench = job(1)
+    for _ in range(3):
+        bench.ask("scale_out", id="x", n=1)
+    assert bench.workers() == [0, 1]
+    bench.ready(1)
+    bench.enter()
+    first = bench.answers["x"]
+    assert bench.ask("scale_out", id="x", n=1) == first
+    assert bench.workers() == [0, 1]
+    assert bench.kinds().count("ask") == 1
+
+
+def test_asks_run_one_after_another() -> None:
+    bench = job(2)
+    bench.ask("scale_out", id="x", n=1)
+    bench.ask("scale_in", id="y", n=1)
+    bench.ready(2)
+    bench.enter()
+    assert bench.answers["x"].ok
+    assert (bench.view.workers, bench.view.leaving) == ((0, 1), (2,))
+    bench.enter()
+    assert bench.answers["y"].ok
+
+
+def test_a_newcomer_that_fails_is_dropped_and_the_rest_of_the_change_goes_on() -> None:
+    bench = job(1)
+    bench.ask("scale_out", id="x", n=2)
+    bench.gone(1, error="no module named foo")
+    bench.ready(2)
+    assert bench.view.workers == (0, 2)
+    bench.enter()
+    assert bench.answers["x"].ok
+    assert "no module named foo" in bench.answers["x"].text
+    assert not bench.state.outcome
+
+
+def test_a_change_of_which_nothing_is_left_fails_with_the_sentence() -> None:
+    bench = job(1)
+    bench.ask("scale_out", id="x", n=1)
+    bench.gone(1, error="no module named foo")
+    assert not bench.answers["x"].ok
+    assert "no module named foo" in bench.answers["x"].text
+
+
+def test_a_newcomer_with_another_definition_is_refused() -> None:
+    bench = job(1)
+    bench.ask("scale_out", id="x", n=1)
+    bench.say(1, Phase.READY, definition="other")
+    assert bench.view.workers == (0,)
+    assert "must be the same everywhere" in bench.answers["x"].text
+    assert bench.workers() == [0]
+
+
+# -- migrate, preempt --
+
+
+def test_migrate_is_one_view() -> None:
+    bench = job(2, {"a": 2, "b": 2})
+    bench.ask("migrate", id="x", worker=0, to="b")
+    assert bench.agent_of(2) == "b"
+    bench.ready(2)
+    assert (bench.view.workers, bench.view.leaving) == ((1, 2), (0,))
+    bench.enter()
+    assert bench.answers["x"].ok
+
+
+def test_the_only_worker_moves_by_way_of_a_view_of_both() -> None:
+    bench = job(1)
+    bench.ask("migrate", id="x", worker=0)
+    bench.ready(1)
+    assert bench.view.workers == (0, 1)
+    bench.enter()
+    assert (bench.view.workers, bench.view.leaving) == ((1,), (0,))
+    bench.enter()
+    assert bench.answers["x"].ok
+
+
+def test_a_job_of_one_virtual_worker_cannot_move() -> None:
+    answer = job(1, virtual_workers=1).ask("migrate", worker=0)
+    assert answer is not None
+    assert "virtual_workers=1" in answer.text
+
+
+def test_a_preempted_worker_leaves_before_anything_else() -> None:
+    bench = job(2)
+    bench.ask("scale_out", n=1)
+    bench.say(0, preempted=True)
+    assert (bench.view.workers, bench.view.leaving) == ((1,), (0,))
+    bench.enter()
+    assert bench.notice(0).released
+    bench.ready(2)
+    assert bench.view.workers == (1, 2)
+
+
+def test_the_only_worker_moves_when_it_is_preempted_and_stops_when_it_cannot() -> None:
+    bench = job(1)
+    bench.say(0, preempted=True)
+    assert bench.workers() == [0, 1]
+    alone = job(1, {"a": 1})
+    alone.say(0, preempted=True)
+    assert alone.notice(0).stop
+    alone.say(0, Phase.DONE, step=3, digest="x")
+    assert alone.state.outcome == "stopped"
+
+
+# -- checkpoint, stop, status --
+
+
+def test_a_checkpoint_is_answered_when_a_member_has_written_it() -> None:
+    bench = job(2)
+    bench.ask("checkpoint", id="x")
+    assert bench.notice(0).checkpoint == 1
+    assert "x" not in bench.answers
+    bench.say(0, checkpoint=1)
+    assert bench.answers["x"].ok
+
+
+def test_stop_ends_at_a_boundary() -> None:
+    bench = job(2)
+    bench.ask("stop", id="x")
+    assert bench.notice(1).stop
+    assert not bench.state.outcome
+    bench.say(0, Phase.DONE, step=4, digest="x")
+    bench.say(1, Phase.DONE, step=4, digest="x")
+    assert bench.state.outcome == "stopped"
+    assert bench.answers["x"].values["outcome"] == "stopped"
+
+
+def test_losses_while_stopping_do_not_hold_it_up() -> None:
+    bench = job(2, restarts=3)
+    bench.ask("stop")
+    bench.gone(0)
+    assert bench.view.workers == (1,)
+    bench.gone(1)
+    assert bench.state.outcome == "stopped"
+
+
+def test_status_tells_the_whole_job() -> None:
+    bench = job(2)
+    bench.say(1, step=5, busy_s=(0.1, 0.2, 0.3))
+    answer = bench.ask("status")
+    assert answer is not None
+    values = answer.values
+    assert (values["phase"], values["step"], values["generation"]) == ("training", 5, 1)
+    assert [worker["ranks"] for worker in values["workers"]] == ["0-1", "2-3"]
+    assert values["workers"][1]["busy_ms"] == 200.0
+    assert values["history"][0]["reason"] == "the job starts"
+
+
+# -- stragglers --
+
+
+def steps(bench: Bench, busy: dict[int, float], count: int) -> None:
+    """Everyone trains on, with these busy times."""
+    first = bench.state.workers[next(iter(busy))].step
+    for _ in range(count):
+        first += 1
+        for worker, busy_s in busy.items():
+            bench.set(worker, step=first, busy_s=(busy_s,))
+        bench.report_all()
+
+
+def test_a_slow_worker_gets_less_and_is_removed_if_that_does_not_help() -> None:
+    bench = job(3, virtual_workers=12)
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.3}, 9)
+    assert bench.view.generation == 1
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.3}, 1)
+    assert bench.view.planned
+    assert bench.view.assignment.counts == (5, 5, 2)
+    bench.enter(step=10)
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.3}, 10)
+    assert (bench.view.workers, bench.view.leaving) == ((0, 1), (2,))
+    figures = [record.values["why"] for record in bench.records if record.kind == "straggler"]
+    assert "300 ms" in figures[0]
+    assert "did not help" in figures[1]
+
+
+def test_somebody_with_more_virtual_workers_is_not_slow_for_that() -> None:
+    bench = job(2, virtual_workers=3)
+    assert bench.view.assignment.counts == (2, 1)
+    steps(bench, {0: 0.2, 1: 0.1}, 15)
+    assert bench.view.generation == 1
+
+
+def test_slow_steps_must_come_in_a_row() -> None:
+    bench = job(2)
+    for _ in range(3):
+        steps(bench, {0: 0.1, 1: 0.3}, 9)
+        steps(bench, {0: 0.1, 1: 0.1}, 1)
+    assert bench.view.generation == 1
+
+
+def test_factor_0_watches_nobody() -> None:
+    bench = job(2, straggler_factor=0.0)
+    steps(bench, {0: 0.1, 1: 9.0}, 30)
+    assert bench.view.generation == 1
+
+
+# -- profile, hybrid --
+
+
+def walk(bench: Bench, rate: dict[int, float], count: int) -> None:
+    """Train on at a rate that depends on the size."""
+    for _ in range(count):
+        size = len(bench.view.workers)
+        bench.now += 1 / rate[size]
+        for worker in bench.view.workers:
+            bench.set(worker, step=bench.state.workers[worker].step + 1)
+        bench.report_all()
+
+
+def follow(bench: Bench) -> None:
+    """Do what the newest orders say until everybody trains."""
+    for worker in bench.workers():
+        if all(worker not in known for known in bench.statuses.values()):
+            bench.ready(worker)
+    if bench.state.settled != bench.state.view:
+        bench.enter(step=max(info.step for info in bench.state.workers.values()))
+    for worker in [w for w in bench.workers() if bench.notice(w).released]:
+        bench.gone(worker, exit_code=0)
+
+
+def test_profile_walks_the_sizes_until_more_do_not_help_and_goes_back() -> None:
+    bench = job(1)
+    bench.ask("profile", id="x", min=1, max=4, steps=10)
+    for _ in range(6):
+        walk(bench, {1: 10.0, 2: 15.0, 4: 15.2}, 16)
+        follow(bench)
+    answer = bench.answers["x"]
+    assert answer.ok
+    assert answer.values["rates"] == pytest.approx({"1": 10.0, "2": 15.0, "4": 15.2})
+    assert len(bench.view.workers) == 1
+    assert bench.state.curves[1] == pytest.approx({1: 10.0, 2: 15.0, 4: 15.2})
+
+
+def test_hybrid_scaling_doubles_the_batch_where_the_curve_says_so() -> None:
+    curves = {1: {1: 5.0, 2: 6.0, 4: 4.0}, 2: {1: 5.0, 2: 9.0, 4: 12.0}}
+    bench = job(2, hybrid=HybridConfig(curves=curves))
+    bench.ask("scale_out", n=2)
+    bench.ready(2, 3)
+    assert bench.notice(0).batch == (2, 2)
+    assert bench.notice(3).batch == (2, bench.view.generation)
+    assert "batch" in bench.kinds()

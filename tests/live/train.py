@@ -1,0 +1,49 @@
+"""The script that live tests train: with everything in it that could betray a resize."""
+
+import argparse
+import os
+import threading
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import lr_scheduler
+from torch.utils.data import TensorDataset
+
+import melodeon
+from melodeon.core.launch import Launch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=10)
+parser.add_argument("--order", default="tree")
+parser.add_argument("--pace", type=float, default=0.0, help="seconds that each virtual worker takes at least")
+parser.add_argument("--slow", default="", help="WORKER:SECONDS: this worker takes so much longer for each part")
+parser.add_argument("--checkpoints", default="")
+parser.add_argument("--loaders", type=int, default=0)
+options = parser.parse_args()
+
+job = melodeon.join(virtual_workers=6, seed=11, order=options.order)
+model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+by_step = lr_scheduler.CosineAnnealingLR(optimizer, 500)
+model, optimizer, by_step = job.wrap(model, optimizer, by_step)
+generator = torch.Generator().manual_seed(3)
+data = TensorDataset(torch.randn(450, 12, generator=generator), torch.randint(0, 4, (450,), generator=generator))
+loader = job.loader(data, batch_size=3, shuffle=True, num_workers=options.loaders)  # 25 steps an epoch
+if options.checkpoints:
+    job.checkpoint(options.checkpoints, every=10)
+slow_worker, _, slow_s = options.slow.partition(":")
+number = Launch.from_env(os.environ).worker_number if "MELODEON_LAUNCH" in os.environ else 0
+pace_s = options.pace + (float(slow_s) if slow_worker and number == int(slow_worker) else 0.0)
+idle = threading.Event()
+for _ in job.epochs(options.epochs):
+    for x, y in loader:
+        idle.wait(pace_s)
+        loss = cross_entropy(model(x), y)
+        job.backward(loss)
+        optimizer.step()
+        by_step.step()
+        optimizer.zero_grad()
+        job.log(loss=loss)
+    with torch.no_grad():
+        model(torch.randn(8, 12))
