@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from melodeon.core.errors import UsageError
-from melodeon.core.sampling import EpochPlan
+from melodeon.core.sampling import EpochPlan, Uneven
 
 sizes = {"num_samples": st.integers(1, 90), "virtual_workers": st.integers(1, 9), "batch_size": st.integers(1, 7)}
 
@@ -134,3 +134,45 @@ def test_a_step_or_rank_outside_the_plan_is_refused():
 def test_bad_values_get_a_sentence(arguments, sentence):
     with pytest.raises(UsageError, match=sentence):
         EpochPlan(*arguments)
+
+
+@given(
+    num_samples=st.integers(1, 120),
+    virtual_workers=st.integers(1, 5),
+    batch_size=st.integers(1, 4),
+    factors=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8),
+)
+def test_every_sample_counts_once_an_epoch_through_any_sequence_of_batch_factors(
+    num_samples: int, virtual_workers: int, batch_size: int, factors: list[int]
+) -> None:
+    plan = EpochPlan(num_samples, virtual_workers, batch_size)
+    cursor, seen, number = plan.cursor(3), [], 0
+    while cursor < plan.cursor(4):
+        factor = factors[number % len(factors)]
+        number += 1
+        _, step = plan.at(cursor)
+        ranks = range(virtual_workers * factor)
+        counts = [plan.num_counted(step, rank, factor) for rank in ranks]
+        for rank, count in zip(ranks, counts, strict=True):
+            batch = plan.positions(step, rank, factor)
+            assert 1 <= len(batch) <= batch_size
+            seen.extend(batch[:count])
+            # The mean over ranks of weighted means is the mean over the samples of the step.
+            assert plan.weight(step, rank, factor) == count * len(ranks) / sum(counts)
+        cursor = plan.after(cursor, factor)
+    assert cursor == plan.cursor(4)
+    assert sorted(seen) == list(range(num_samples))
+
+
+@pytest.mark.parametrize("uneven", ["exact", "pad"])
+@given(num_samples=st.integers(1, 200), factor=st.sampled_from([2, 3, 4]), batch_size=st.integers(1, 4))
+def test_a_constant_factor_deals_as_so_many_more_ranks_do(
+    uneven: Uneven, num_samples: int, factor: int, batch_size: int
+) -> None:
+    plan = EpochPlan(num_samples, 3, batch_size, uneven)
+    wide = EpochPlan(num_samples, 3 * factor, batch_size, uneven)
+    for step in range(wide.steps_per_epoch):
+        for rank in range(3 * factor):
+            assert plan.positions(step * factor, rank, factor) == wide.positions(step, rank)
+            assert plan.weight(step * factor, rank, factor) == wide.weight(step, rank)
+            assert plan.num_padding(step * factor, rank, factor) == wide.num_padding(step, rank)

@@ -1,0 +1,179 @@
+"""Put shares on devices: keep what can stay, best fit for the rest, and migrate when only fragmentation is in the way.
+
+Jobs whose count did not change stay where they are unless room must be made. Room for a block of `n` is made in the
+aligned region of `n` slots whose occupants are cheapest to move; these are smaller than `n` and are placed again the
+same way. On nodes with a power of two of devices this always succeeds for power-of-two shares when enough devices are
+free: some region of `n` is not held by blocks of `n` or more, and what leaves it needs no more than what is still free.
+Where nodes have other sizes, or pinned jobs are in the way, a block may have to be split; the job is then scattered,
+but never refused.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from melodeon.core.cluster import Cluster, DeviceType
+from melodeon.core.jobs import JobId
+from melodeon.core.plan import Block, Placement, Share
+from melodeon.placement.buddy import FreeBlocks, powers
+from melodeon.placement.topology import Line, Run, topology_of, whole
+
+RESIZED_COST = 0.01
+"""A job that changes in this round pauses anyway: where it goes is nearly free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where every share goes."""
+
+    placements: Mapping[JobId, Placement]
+    migrated: tuple[JobId, ...]
+    """Running jobs of unchanged size that had to move."""
+
+
+def place(cluster: Cluster, held: Mapping[JobId, Placement], shares: Iterable[Share]) -> Placed:
+    """Place every share; jobs in `held` without a share are gone and leave their devices."""
+    wanted: dict[DeviceType, dict[JobId, int]] = {}
+    pinned: set[JobId] = set()
+    for share in shares:
+        for kind, count in share.counts:
+            wanted.setdefault(kind, {})[share.job] = count
+        if share.pinned:
+            pinned.add(share.job)
+    found: dict[JobId, list[Block]] = {}
+    migrated: list[JobId] = []
+    for line in topology_of(cluster).lines:
+        counts = wanted.pop(line.kind, {})
+        if not counts:
+            continue
+        packing = _Packing(line, counts, _held_on(line.kind, held, counts), pinned)
+        for job, blocks in packing.run().items():
+            found.setdefault(job, []).extend(Block(line.kind, start, size) for start, size in blocks)
+        migrated.extend(packing.migrated())
+    assert not wanted, f"shares of device types that the cluster does not have: {sorted(wanted)}"
+    return Placed({job: whole(blocks) for job, blocks in found.items()}, tuple(migrated))
+
+
+def _held_on(kind: DeviceType, held: Mapping[JobId, Placement], jobs: Iterable[JobId]) -> dict[JobId, list[Run]]:
+    return {job: runs for job in jobs if (runs := [(b.start, b.size) for b in held.get(job, ()) if b.kind == kind])}
+
+
+class _Packing:
+    """One line being packed. Mutable, and private to one call of `place`."""
+
+    def __init__(
+        self, line: Line, wanted: Mapping[JobId, int], held: Mapping[JobId, list[Run]], pinned: set[JobId]
+    ) -> None:
+        self._line, self._wanted, self._held, self._pinned = line, wanted, held, pinned
+        self._owner: dict[int, tuple[JobId, int]] = {}
+        """start -> (job, size) of every block in use."""
+        self._settled: set[JobId] = set()
+        """Jobs that stay as they are unless room is needed."""
+        self._evicted: set[JobId] = set()
+
+    def run(self) -> dict[JobId, list[Run]]:
+        """Place everything and say which blocks each job has."""
+        changed: list[JobId] = []
+        for job, count in self._wanted.items():
+            kept = self._keep(self._held.get(job, []), count)
+            if kept is None:
+                changed.append(job)
+                continue
+            for start, size in kept:
+                self._owner[start] = (job, size)
+            if kept is self._held[job]:
+                self._settled.add(job)
+        self._free = FreeBlocks(self._line.usable, sorted((s, size) for s, (_, size) in self._owner.items()))
+        needed = sum(self._wanted[job] for job in changed)
+        assert needed <= self._free.count, f"{needed} {self._line.kind} devices wanted, {self._free.count} are free"
+        for job in sorted(changed, key=lambda job: -self._wanted[job]):
+            self._put(job, self._wanted[job])
+        blocks: dict[JobId, list[Run]] = {}
+        for start, (job, size) in self._owner.items():
+            blocks.setdefault(job, []).append((start, size))
+        return blocks
+
+    def migrated(self) -> list[JobId]:
+        """Jobs of unchanged size that were moved to make room or because their node is gone."""
+        same = (job for job, runs in self._held.items() if sum(size for _, size in runs) == self._wanted[job])
+        return [job for job in same if job in self._evicted or job not in self._settled]
+
+    def _keep(self, held: list[Run], count: int) -> list[Run] | None:
+        """The part of its blocks that a job keeps; None: it must be placed anew."""
+        if not held:
+            return None
+        total = held[0][1] if len(held) == 1 else sum(size for _, size in held)
+        if total < count or not self._all_usable(held):
+            return None
+        if total == count:
+            return held
+        own = FreeBlocks([(start, start + size) for start, size in sorted(held)], [])
+        kept: list[Run] = []
+        for piece in powers(count):
+            _carve(own, piece, kept)
+        return kept
+
+    def _all_usable(self, runs: list[Run]) -> bool:
+        usable = self._line.usable
+        for start, size in runs:
+            index = bisect_right(usable, (start, self._line.size)) - 1
+            if index < 0 or usable[index][1] < start + size:
+                return False
+        return True
+
+    def _put(self, job: JobId, count: int) -> None:
+        held = self._held.get(job, [])
+        for piece in powers(count):
+            # Growing around the block that it holds spares the workers that stay.
+            around = held[0][0] - held[0][0] % piece if held else None
+            if around is not None and self._free.take_at(around, piece):
+                self._owner[around] = (job, piece)
+            else:
+                self._put_block(job, piece)
+
+    def _put_block(self, job: JobId, size: int) -> None:
+        start = self._free.take(size)
+        if start is not None:
+            self._owner[start] = (job, size)
+            return
+        region = self._cheapest_region(size)
+        if region is None:
+            self._put_block(job, size // 2)
+            self._put_block(job, size // 2)
+            return
+        out = [(s, self._owner.pop(s)) for s in list(self._owner) if region <= s < region + size]
+        for s, (_, small) in out:
+            self._free.free(s, small)
+        taken = self._free.take_at(region, size)
+        assert taken, "an emptied region is free"
+        self._owner[region] = (job, size)
+        for _, (other, small) in sorted(out, key=lambda entry: -entry[1][1]):
+            self._evicted.add(other)
+            self._put_block(other, small)
+
+    def _cheapest_region(self, size: int) -> int | None:
+        cost: dict[int, float] = {}
+        used: dict[int, int] = {}
+        blocked: set[int] = set()
+        for start, (job, held) in self._owner.items():
+            region = start - start % size
+            moves_anyway = job not in self._settled or job in self._evicted
+            if held >= size or (job in self._pinned and not moves_anyway):
+                blocked.add(region)
+                continue
+            weight = RESIZED_COST if moves_anyway else 1.0
+            cost[region] = cost.get(region, 0.0) + weight * held
+            used[region] = used.get(region, 0) + held
+        for region in sorted(cost, key=lambda region: (cost[region], region)):
+            if region not in blocked and used[region] + self._free.inside(region, size) == size:
+                return region
+        return None
+
+
+def _carve(free: FreeBlocks, size: int, into: list[Run]) -> None:
+    start = free.take(size)
+    if start is not None:
+        into.append((start, size))
+        return
+    _carve(free, size // 2, into)
+    _carve(free, size // 2, into)

@@ -1,0 +1,179 @@
+"""ElasticFlow: a deadline is guaranteed or refused, and what is left goes where it returns most.
+
+    admit   progressive filling with the newcomer among all promises (Algorithm 1); a refusal names the earliest
+            deadline that would have been accepted
+    decide  everybody's promise for this moment, then the free devices by marginal return (Algorithm 2)
+
+Best-effort and soft-deadline jobs join after the promises; a reserve keeps room for node failures. With several device
+types each job stays on one. Trades away: a job that needs its whole window is not stretched unless the stretch can be
+promised to its end, since going back would cost it a pause that it cannot afford.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from melodeon.core.cluster import DeviceType
+from melodeon.core.clusterview import ClusterView, JobState
+from melodeon.core.errors import UsageError
+from melodeon.core.jobs import Goal, JobId, JobSpec
+from melodeon.core.overhead import Overheads
+from melodeon.core.plan import Share, Verdict
+from melodeon.sched.allocate import INFINITE, allocate
+from melodeon.sched.filling import Ask, Grid
+from melodeon.sched.policy import Decision
+from melodeon.sched.pool import Pool, refresh, with_newcomer
+
+Pools = Mapping[DeviceType, Pool]
+QUOTE_PROBES = 12
+"""At most this many deadlines are tried for an answer to a job that is turned away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticFlow:
+    """The policy, with its options."""
+
+    reserve: int = 0
+    """Devices of each type that are never promised, so that nodes may fail (see `reserve_for`); they are still used."""
+    quote: bool = True
+    """Tell jobs that are turned away the earliest deadline that would have been accepted."""
+    spare_pauses: int = 0
+    """A newcomer must have room for this many pauses (migrations) more than its own plan needs."""
+
+    def __post_init__(self) -> None:
+        if self.reserve < 0 or self.spare_pauses < 0:
+            raise UsageError(f"{self} has a negative option: reserve and spare_pauses start at 0")
+
+    def admit(self, view: ClusterView, job: JobState, state: object) -> tuple[Verdict, object]:
+        """Admit if its deadline and everybody else's can be met."""
+        spec, grid = job.spec, Grid.of(view.now_s, view.slot_s)
+        pools = self._current(view, state)
+        kinds = [kind for kind in _kinds(spec) if kind in pools]
+        if not kinds:
+            names = ", ".join(kind for kind, _ in spec.curves)
+            return Verdict(
+                spec.id, admitted=False, why=f"it can run on {names}, which this cluster does not have"
+            ), pools
+        if spec.goal is not Goal.HARD:
+            # Where most devices are left for each job.
+            kinds.sort(key=lambda kind: len(pools[kind].members) / (pools[kind].profile.capacity or 0.1))
+        for kind in kinds:
+            grown = with_newcomer(pools[kind], _ask(view, job, kind), spec.goal, grid, self.spare_pauses)
+            if grown is not None:
+                return Verdict(spec.id, admitted=True, why=_welcome(spec, grown)), {**pools, kind: grown}
+        earliest = self.earliest_deadline(view, job, pools) if self.quote else None
+        return Verdict(spec.id, False, _refusal(view, spec, earliest), earliest), pools
+
+    def earliest_deadline(self, view: ClusterView, job: JobState, state: object) -> float | None:
+        """The earliest deadline that would be accepted now, to about a hundredth of the time it leaves."""
+        grid = Grid.of(view.now_s, view.slot_s)
+        best: float | None = None
+        for kind, pool in self._current(view, state).items():
+            if job.spec.ladder(kind) is not None:
+                found = _earliest(pool, _ask(view, job, kind), grid, self.spare_pauses, best or INFINITE)
+                best = found if found is not None else best
+        return best
+
+    def decide(self, view: ClusterView, state: object) -> Decision:
+        """The promises for this moment, and the rest by marginal return."""
+        pools = self._current(view, state)
+        shares: dict[JobId, Share] = {}
+        after: dict[DeviceType, Pool] = {}
+        wake_at = INFINITE
+        for kind, pool in pools.items():
+            taken = allocate(pool, kind, view.cluster.count(kind), Grid.of(view.now_s, view.slot_s))
+            after[kind] = taken.pool
+            shares.update(taken.shares)
+            wake_at = min(wake_at, taken.wake_at)
+        return Decision(shares, after, wake_at if wake_at < INFINITE else None)
+
+    def _current(self, view: ClusterView, state: object) -> Pools:
+        """The pools as of now: those of the state, planned again if time or anything else has moved."""
+        old: Pools = state if isinstance(state, Mapping) else {}
+        pools: dict[DeviceType, Pool] = {}
+        for kind, count in view.cluster.capacity:
+            pool, capacity = old.get(kind), max(0, count - self.reserve)
+            if pool is None or pool.at_s != view.now_s or pool.profile.capacity != capacity:
+                jobs = [view.jobs[job] for job in (pool.members if pool else ()) if job in view.jobs]
+                before = pool.asks if pool else {}
+                asks = {job.spec.id: _ask(view, job, kind, before.get(job.spec.id)) for job in jobs}
+                goals = {job.spec.id: job.spec.goal for job in jobs}
+                pool = refresh(pool, asks, goals, Grid.of(view.now_s, view.slot_s), capacity, self.spare_pauses)
+            pools[kind] = pool
+        return pools
+
+
+def _kinds(spec: JobSpec) -> list[DeviceType]:
+    return [kind for kind, ladder in spec.ladders if ladder.levels]
+
+
+def _ask(view: ClusterView, job: JobState, kind: DeviceType, before: Ask | None = None) -> Ask:
+    """What a job needs now; what never changes is taken from the round before."""
+    spec = job.spec
+    # A straggler makes the remaining work longer, as far as the planner is concerned.
+    work = (spec.iterations - job.done) / job.speed
+    free_start = job.started_s is None and not view.overheads.first_start
+    if before is not None:
+        return Ask(
+            before.job, before.ladder, before.pauses, work, before.deadline_s, job.held(kind), job.resume_s, free_start
+        )
+    ladder = spec.ladder(kind)
+    assert ladder is not None, "a job is only in pools that it can run in"
+    deadline_s = spec.deadline_s if spec.deadline_s is not None else INFINITE
+    pauses = _pauses(view.overheads, spec.model, ladder.levels)
+    return Ask(spec.id, ladder, pauses, work, deadline_s, job.held(kind), job.resume_s, free_start)
+
+
+@lru_cache(maxsize=1024)
+def _pauses(overheads: Overheads, model: str, levels: tuple[int, ...]) -> tuple[float, ...]:
+    return tuple(overheads.pause_s(model, level) for level in levels)
+
+
+def _earliest(pool: Pool, ask: Ask, grid: Grid, spare: int, below: float) -> float | None:
+    """Search upwards from what the job needs alone by doubling, then between the last two."""
+
+    def accepted(window: float) -> bool:
+        return with_newcomer(pool, ask._replace(deadline_s=grid.now_s + window), Goal.HARD, grid, spare) is not None
+
+    fits = [
+        level for level in range(1, len(ask.ladder.levels) + 1) if ask.ladder.levels[level - 1] <= pool.profile.capacity
+    ]
+    if not fits:
+        return None
+    low = min(ask.work / ask.ladder.rates[level - 1] + (1 + spare) * ask.pauses[level - 1] for level in fits)
+    low = low * (1 + 1e-6) + grid.step_s * 1e-3
+    if grid.now_s + low >= below:
+        return None
+    probes, high = 1, low
+    while not accepted(high):
+        low, high, probes = high, high * 2, probes + 1
+        if probes == QUOTE_PROBES:
+            return None
+    while probes < QUOTE_PROBES and high - low > max(grid.step_s, 0.01 * high):
+        middle, probes = (low + high) / 2, probes + 1
+        low, high = (low, middle) if accepted(middle) else (middle, high)
+    found = grid.now_s + high
+    return found if found < below else None
+
+
+def _welcome(spec: JobSpec, pool: Pool) -> str:
+    plan = pool.members[spec.id]
+    if spec.goal is Goal.BEST_EFFORT:
+        return "best effort: it gets what the promises leave"
+    if not plan.level:
+        return "soft deadline: it cannot be promised now, so it gets what the promises leave"
+    start, _, _ = plan.blocks[0]
+    share = pool.asks[spec.id].ladder.levels[plan.level - 1]
+    return f"its deadline can be met with a minimum satisfactory share of {share}, starting at {start:.0f} s"
+
+
+def _refusal(view: ClusterView, spec: JobSpec, earliest_s: float | None) -> str:
+    deadline_s = spec.deadline_s
+    assert deadline_s is not None, "only jobs with a deadline are turned away"
+    best = max(ladder.rates[-1] for _, ladder in spec.ladders if ladder.levels)
+    if view.now_s + spec.iterations / best > deadline_s:
+        left = deadline_s - view.now_s
+        why = f"even alone at its best speed it needs {spec.iterations / best:.0f} s and has {left:.0f}"
+    else:
+        why = "its deadline cannot be met beside those promised before"
+    return f"{why}; the earliest deadline that would be accepted is {earliest_s:.0f} s" if earliest_s else why

@@ -1,0 +1,32 @@
+"""Policies by name. A policy's module is imported when it is first asked for, so that starting stays quick."""
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import cast
+
+from melodeon.core.errors import UsageError
+from melodeon.sched.policy import Policy
+
+POLICIES: dict[str, str] = {
+    "edf": "melodeon.sched.edf:Edf",
+    "edf-admission": "melodeon.sched.edf_admission:EdfAdmission",
+    "edf-elastic": "melodeon.sched.edf_elastic:EdfElastic",
+    "elasticflow": "melodeon.sched.elasticflow:ElasticFlow",
+    "fifo": "melodeon.sched.fifo:Fifo",
+    "tiresias": "melodeon.sched.tiresias:Tiresias",
+}
+"""name -> "module:class"; the class is a frozen dataclass whose fields are the policy's options."""
+
+
+def make_policy(name: str, **options: object) -> Policy:
+    """The policy of that name, with its options."""
+    if name not in POLICIES:
+        near = get_close_matches(name, POLICIES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"policy {name!r} is not known: {hint}the policies are {', '.join(sorted(POLICIES))}")
+    module, _, attribute = POLICIES[name].partition(":")
+    made = getattr(import_module(module), attribute)
+    try:
+        return cast(Policy, made(**options))
+    except TypeError as error:
+        raise UsageError(f"policy {name!r} does not take {sorted(options)}: {error}") from error

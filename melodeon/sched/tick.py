@@ -1,0 +1,136 @@
+"""One round: admit -> decide -> place -> diff. The simulator and the live controller run exactly this.
+
+    view ----> admit ----> decide ----> place ----> diff ----> actions
+               verdicts    shares       devices     what must change
+
+Pure: the same view and state give the same round. Submitted jobs are judged one by one in order of submission, so that
+one that cannot be admitted never takes another with it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from melodeon.core.cluster import DeviceType
+from melodeon.core.clusterview import ClusterView, JobState
+from melodeon.core.jobs import JobId
+from melodeon.core.plan import Action, Migrate, Placement, Plan, Reject, Resize, Share, Start, Suspend, Verdict
+from melodeon.placement.place import place
+from melodeon.sched.policy import Admission, Decision, Policy
+from melodeon.sched.quota import Accepted, Quotas, note
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What holds whatever the policy."""
+
+    quotas: Quotas | None = None
+    slowest: float = 0.0
+    """Nodes slower than this share of full speed are not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickState:
+    """What one round leaves for the next."""
+
+    policy: object = None
+    accepted: Accepted = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round decided."""
+
+    plan: Plan
+    actions: tuple[Action, ...]
+    verdicts: tuple[Verdict, ...]
+    """One for every job that was submitted since the last round."""
+    state: TickState
+    wake_at: float | None
+
+
+NO_RULES = Rules()
+
+
+def tick(view: ClusterView, policy: Policy, state: TickState, rules: Rules = NO_RULES) -> Round:
+    """Run one round."""
+    view = replace(view, cluster=view.cluster.without_stragglers(rules.slowest), jobs=dict(view.jobs))
+    verdicts, state = _admit(view, policy, state, rules)
+    decision = policy.decide(view, state.policy)
+    _check(view, decision)
+    placements = _place(view, decision.shares)
+    actions = (*_rejections(verdicts), *_diff(view.jobs, decision.shares, placements))
+    plan = Plan(decision.shares, placements)
+    return Round(plan, actions, tuple(verdicts), replace(state, policy=decision.state), decision.wake_at)
+
+
+def _admit(view: ClusterView, policy: Policy, state: TickState, rules: Rules) -> tuple[list[Verdict], TickState]:
+    """Judge every submitted job; admitted ones become part of the view, the others leave it."""
+    jobs = view.jobs
+    assert isinstance(jobs, dict), "the round works on its own copy of the jobs"
+    memory, accepted = state.policy, state.accepted
+    verdicts: list[Verdict] = []
+    for job in [job for job in jobs.values() if job.admitted_s is None]:
+        why = rules.quotas.refuse(job, view.now_s, jobs, accepted) if rules.quotas else None
+        if why is not None:
+            verdict = Verdict(job.spec.id, admitted=False, why=why)
+        elif isinstance(policy, Admission):
+            verdict, memory = policy.admit(view, job, memory)
+        else:
+            verdict = Verdict(job.spec.id, admitted=True, why="this policy admits every job")
+        verdicts.append(verdict)
+        if verdict.admitted:
+            jobs[job.spec.id] = replace(job, admitted_s=view.now_s)
+            accepted = note(accepted, job.spec.user, view.now_s) if rules.quotas else accepted
+        else:
+            del jobs[job.spec.id]
+    return verdicts, TickState(memory, accepted)
+
+
+def _check(view: ClusterView, decision: Decision) -> None:
+    """A policy that gives away more than there is, or to nobody, is wrong: stop before anything moves."""
+    totals: dict[DeviceType, int] = {}
+    for job_id, share in decision.shares.items():
+        assert job_id in view.jobs, f"a share for {job_id!r}, which is not an admitted job"
+        for kind, count in share.counts:
+            assert count > 0, f"{job_id!r} gets {count} {kind} devices"
+            totals[kind] = totals.get(kind, 0) + count
+    have = dict(view.cluster.capacity)
+    for kind, total in totals.items():
+        assert total <= have.get(kind, 0), f"{total} {kind} devices given away, {have.get(kind, 0)} are there"
+
+
+def _place(view: ClusterView, shares: Mapping[JobId, Share]) -> Mapping[JobId, Placement]:
+    held = {job_id: job.placement for job_id, job in view.jobs.items() if job.placement}
+    same = all(job_id in held and view.jobs[job_id].counts == share.counts for job_id, share in shares.items())
+    if same and view.cluster.all_well:
+        return {job_id: held[job_id] for job_id in shares}
+    return place(view.cluster, held, shares.values()).placements
+
+
+def _rejections(verdicts: list[Verdict]) -> Iterator[Action]:
+    for verdict in verdicts:
+        if not verdict.admitted:
+            yield Reject(verdict.job, verdict.why, verdict.earliest_deadline_s)
+
+
+def _diff(
+    jobs: Mapping[JobId, JobState], shares: Mapping[JobId, Share], placements: Mapping[JobId, Placement]
+) -> Iterator[Action]:
+    """What must change: first what frees devices, then what takes them."""
+    for job_id, job in jobs.items():
+        if job.placement and job_id not in shares:
+            yield Suspend(job_id, job.placement, "its devices are needed for jobs that go first")
+    later: list[Action] = []
+    for job_id, share in shares.items():
+        job, placement = jobs[job_id], placements[job_id]
+        if not job.placement:
+            later.append(Start(job_id, placement, share.why))
+        elif job.counts != share.counts and dict(job.counts) != dict(share.counts):
+            action = Resize(job_id, job.placement, placement, share.why)
+            if share.num_devices < job.num_devices:
+                yield action
+            else:
+                later.append(action)
+        elif placement != job.placement:
+            later.append(Migrate(job_id, job.placement, placement, "moved so that free devices lie together"))
+    yield from later

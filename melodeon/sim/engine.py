@@ -1,0 +1,277 @@
+"""The event-driven simulator: the round of `sched.tick` on a clock that jumps from event to event.
+
+An event is a submission, a completion, an incident, or the moment a policy asked to be woken at. With decision slots a
+round falls on the next slot boundary; completions and incidents keep their own time. Nothing is computed in between:
+progress is linear while nothing changes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+from melodeon.core.cluster import Cluster
+from melodeon.core.clusterview import ClusterView
+from melodeon.core.errors import UsageError
+from melodeon.core.jobs import JobId, JobSpec
+from melodeon.core.overhead import Overheads
+from melodeon.core.plan import Action, Migrate, Reject, Resize, Start, Suspend, Verdict
+from melodeon.placement.topology import topology_of
+from melodeon.sched.policy import Policy
+from melodeon.sched.tick import Round, Rules, TickState, tick
+from melodeon.sim.incidents import Incident
+from melodeon.sim.live import NEVER, JobOutcome, LiveJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """The world that jobs are simulated in."""
+
+    cluster: Cluster
+    slot_s: float = 0.0
+    """Decisions fall on multiples of this; 0: right at every event."""
+    overheads: Overheads = field(default_factory=Overheads)
+    rules: Rules = field(default_factory=Rules)
+    incidents: tuple[Incident, ...] = ()
+    record: bool = True
+    """Keep every action, for charts and explanations."""
+
+    def __post_init__(self) -> None:
+        if self.slot_s < 0:
+            raise UsageError(f"slot_s={self.slot_s} must not be negative: 0 decides at every event")
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """An action and when it was taken."""
+
+    at_s: float
+    action: Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimResult:
+    """Everything that a simulation found out."""
+
+    config: SimConfig
+    outcomes: tuple[JobOutcome, ...]
+    """In order of submission."""
+    log: tuple[Logged, ...]
+    start_s: float
+    end_s: float
+    capacity_s: float
+    """Device-seconds that were there between start and end."""
+    decision_s: tuple[float, ...]
+    """Wall-clock seconds of every round."""
+
+
+class Simulation:
+    """One run. `run()` goes to the end; `run(until_s)` stops on the way, and `fork()` branches off there."""
+
+    def __init__(self, config: SimConfig, jobs: Sequence[JobSpec], policy: Policy) -> None:
+        if not jobs:
+            raise UsageError("there is no job to simulate: the trace is empty")
+        names = {job.id for job in jobs}
+        if len(names) < len(jobs):
+            raise UsageError(f"{len(jobs)} jobs share {len(names)} names: every job needs an id of its own")
+        self.config, self.policy, self.cluster = config, policy, config.cluster
+        self._arrivals = sorted(jobs, key=lambda job: job.submit_s)
+        self._next_arrival = 0
+        self._incidents = sorted(config.incidents)
+        self._next_incident = 0
+        self._jobs: dict[JobId, LiveJob] = {}
+        self._verdicts: dict[JobId, Verdict] = {}
+        self._outcomes: dict[JobId, JobOutcome] = {}
+        self._log: list[Logged] = []
+        self._state = TickState()
+        self._wake_at: float | None = None
+        self._decision_s: list[float] = []
+        self.now_s = self._start_s = self._arrivals[0].submit_s
+        self._capacity_s = 0.0
+        self._active_s = 0.0
+        """Job-seconds in the cluster so far."""
+        self._dirty = False
+        """Something happened since the last round."""
+
+    def run(self, until_s: float = NEVER) -> "Simulation":
+        """Go on until every job is done, or to a moment."""
+        while (moment := self._next_moment()) <= until_s and moment < NEVER:
+            self._advance(moment)
+            self._round()
+        if until_s < NEVER:
+            self._advance(max(until_s, self.now_s))
+        return self
+
+    def fork(self, *, policy: Policy | None = None, rules: Rules | None = None) -> "Simulation":
+        """A copy that goes its own way from here, perhaps under another policy (which starts without memory)."""
+        other = Simulation.__new__(Simulation)
+        other.__dict__.update(self.__dict__)
+        other._jobs = {name: job.clone() for name, job in self._jobs.items()}
+        other._verdicts, other._outcomes = dict(self._verdicts), dict(self._outcomes)
+        other._log, other._decision_s = self._log[:], self._decision_s[:]
+        if policy is not None:
+            other.policy, other._state, other._dirty = policy, replace(self._state, policy=None), True
+        if rules is not None:
+            other.config, other._dirty = replace(self.config, rules=rules), True
+        return other
+
+    def result(self) -> SimResult:
+        """What happened so far; jobs still in the cluster count as not finished."""
+        ended = dict(self._outcomes)
+        for job in self._jobs.values():
+            copy = job.clone()
+            copy.settle(max(self.now_s, copy.changed_s))
+            ended[job.spec.id] = self._outcome(copy, None)
+        return SimResult(
+            config=self.config,
+            outcomes=tuple(ended[job.id] for job in self._arrivals if job.id in ended),
+            log=tuple(self._log),
+            start_s=self._start_s,
+            end_s=max((o.finished_s for o in ended.values() if o.finished_s is not None), default=self.now_s),
+            capacity_s=self._capacity_s,
+            decision_s=tuple(self._decision_s),
+        )
+
+    def view(self) -> ClusterView:
+        """The cluster as a policy would see it now."""
+        jobs = {name: job.state(self.now_s) for name, job in self._jobs.items()}
+        return ClusterView(self.now_s, self.cluster, jobs, self.config.slot_s, self.config.overheads)
+
+    # --- time ---
+
+    def _next_moment(self) -> float:
+        """When the next round is due."""
+        moment = self.now_s if self._dirty else NEVER
+        if self._next_arrival < len(self._arrivals):
+            moment = min(moment, self._arrivals[self._next_arrival].submit_s)
+        if self._jobs:
+            moment = min(moment, min(job.finish_s for job in self._jobs.values()))
+            if self._next_incident < len(self._incidents):
+                moment = min(moment, self._incidents[self._next_incident].at_s)
+            if self._wake_at is not None:
+                moment = min(moment, self._wake_at)
+        if moment == NEVER or not self.config.slot_s:
+            return moment
+        # Never a hair before the moment: what is due then would not happen, and the same round would come again.
+        boundary = round(moment / self.config.slot_s) * self.config.slot_s
+        return boundary if boundary >= moment else boundary + self.config.slot_s
+
+    def _advance(self, moment: float) -> None:
+        """Let time pass: incidents, completions and submissions up to a moment, in order."""
+        while self._next_incident < len(self._incidents) and self._incidents[self._next_incident].at_s <= moment:
+            incident = self._incidents[self._next_incident]
+            self._next_incident += 1
+            self._pass_to(max(incident.at_s, self.now_s))
+            self._suffer(incident)
+        self._pass_to(moment)
+
+    def _pass_to(self, moment: float) -> None:
+        done = [job for job in self._jobs.values() if job.finish_s <= moment]
+        for job in sorted(done, key=lambda job: job.finish_s):
+            self._tick_books(job.finish_s)
+            self._complete(job)
+        while self._next_arrival < len(self._arrivals) and self._arrivals[self._next_arrival].submit_s <= moment:
+            spec = self._arrivals[self._next_arrival]
+            self._next_arrival += 1
+            self._tick_books(spec.submit_s)
+            self._jobs[spec.id] = LiveJob(spec, self._active_s)
+            self._dirty = True
+        self._tick_books(moment)
+
+    def _tick_books(self, moment: float) -> None:
+        passed = moment - self.now_s
+        if passed > 0:
+            self._capacity_s += passed * self.cluster.num_devices
+            self._active_s += passed * len(self._jobs)
+            self.now_s = moment
+
+    def _complete(self, job: LiveJob) -> None:
+        job.settle(job.finish_s)
+        job.done = job.spec.iterations
+        del self._jobs[job.spec.id]
+        self._outcomes[job.spec.id] = self._outcome(job, job.finish_s)
+        self._dirty = True
+
+    def _outcome(self, job: LiveJob, finished_s: float | None) -> JobOutcome:
+        verdict = self._verdicts.get(job.spec.id)
+        life = (finished_s if finished_s is not None else self.now_s) - job.spec.submit_s
+        return JobOutcome(
+            spec=job.spec,
+            admitted=verdict is not None and verdict.admitted,
+            why=verdict.why if verdict else "not judged yet",
+            earliest_deadline_s=verdict.earliest_deadline_s if verdict else None,
+            started_s=job.started_s,
+            finished_s=finished_s,
+            service_s=job.service_s,
+            effective_s=job.effective_s,
+            pause_s=job.pause_s,
+            num_resizes=job.num_resizes,
+            num_migrations=job.num_migrations,
+            num_suspensions=job.num_suspensions,
+            mean_active=(self._active_s - job.active_at_submit) / life if life > 0 else 1.0,
+        )
+
+    # --- what happens ---
+
+    def _suffer(self, incident: Incident) -> None:
+        """A node changes: jobs on a dead one lose their devices at once, jobs on a slow one their speed."""
+        self.cluster = self.cluster.with_node(incident.node, up=incident.up, speed=incident.speed)
+        topology = topology_of(self.cluster)
+        for job in self._jobs.values():
+            if not job.placement:
+                continue
+            nodes = topology.nodes_of(job.placement)
+            if not all(node.up for node in nodes):
+                job.hold(self.now_s, (), (), 0.0, 0.0)
+                job.num_suspensions += 1
+            elif any(node.id == incident.node for node in nodes):
+                full = job.rate / job.speed
+                job.speed = min(node.speed for node in nodes)
+                job.hold(self.now_s, job.counts, job.placement, full * job.speed, 0.0)
+        self._dirty = True
+
+    def _round(self) -> None:
+        started = perf_counter()
+        found = tick(self.view(), self.policy, self._state, self.config.rules)
+        self._decision_s.append(perf_counter() - started)
+        self._state, self._wake_at, self._dirty = found.state, found.wake_at, False
+        if self._wake_at is not None and self._wake_at <= self.now_s:
+            raise AssertionError(f"the policy wants to be woken at {self._wake_at}, which is not after {self.now_s}")
+        self._judge(found)
+        for action in found.actions:
+            self._apply(action, found)
+        if self.config.record:
+            self._log += [Logged(self.now_s, action) for action in found.actions]
+
+    def _judge(self, found: Round) -> None:
+        for verdict in found.verdicts:
+            self._verdicts[verdict.job] = verdict
+            if verdict.admitted:
+                self._jobs[verdict.job].admitted_s = self.now_s
+            else:
+                job = self._jobs.pop(verdict.job)
+                self._outcomes[verdict.job] = self._outcome(job, None)
+
+    def _apply(self, action: Action, found: Round) -> None:
+        if isinstance(action, Reject):
+            return
+        job = self._jobs[action.job]
+        if isinstance(action, Suspend):
+            job.hold(self.now_s, (), (), 0.0, 0.0)
+            job.num_suspensions += 1
+            return
+        counts = found.plan.shares[action.job].counts
+        topology = topology_of(self.cluster)
+        scattered = len(action.placement) > 1 and not topology.is_compact(action.placement)
+        well = self.cluster.all_well
+        job.speed = 1.0 if well else min(node.speed for node in topology.nodes_of(action.placement))
+        rate = job.spec.rate(counts, scattered=scattered) * job.speed
+        workers = sum(count for _, count in counts)
+        pause_s = self.config.overheads.pause_s(job.spec.model, workers, fresh=job.started_s is None)
+        match action:
+            case Resize():
+                job.num_resizes += 1
+            case Migrate():
+                job.num_migrations += 1
+            case Start():
+                pass
+        job.hold(self.now_s, counts, action.placement, rate, pause_s)

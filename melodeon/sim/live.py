@@ -1,0 +1,142 @@
+"""A job inside the simulator: progress is a function of time, so nothing is touched while nothing changes."""
+
+from copy import copy
+from dataclasses import dataclass
+
+from melodeon.core.cluster import Counts
+from melodeon.core.clusterview import JobState
+from melodeon.core.jobs import JobId, JobSpec
+from melodeon.core.plan import Placement
+
+NEVER = float("inf")
+
+
+class LiveJob:
+    """One unfinished job."""
+
+    __slots__ = (
+        "active_at_submit",
+        "admitted_s",
+        "changed_s",
+        "counts",
+        "done",
+        "effective_s",
+        "finish_s",
+        "num_devices",
+        "num_migrations",
+        "num_resizes",
+        "num_suspensions",
+        "pause_s",
+        "placement",
+        "rate",
+        "resume_s",
+        "service_s",
+        "spec",
+        "speed",
+        "started_s",
+    )
+
+    def __init__(self, spec: JobSpec, active_at_submit: float) -> None:
+        self.spec = spec
+        self.admitted_s: float | None = None
+        self.started_s: float | None = None
+        self.active_at_submit = active_at_submit
+        self.counts: Counts = ()
+        self.placement: Placement = ()
+        self.num_devices = 0
+        self.rate = 0.0
+        """Iterations a second while it is not paused."""
+        self.speed = 1.0
+        self.changed_s = self.resume_s = spec.submit_s
+        """`done`, `service_s` and `effective_s` are as of `changed_s`; progress goes on at `resume_s`."""
+        self.done = self.service_s = self.effective_s = self.pause_s = 0.0
+        self.finish_s = NEVER
+        self.num_resizes = self.num_migrations = self.num_suspensions = 0
+
+    def done_at(self, now_s: float) -> float:
+        """Iterations trained by a moment after the last change."""
+        running = now_s - self.resume_s
+        return self.done + self.rate * running if running > 0 and self.rate else self.done
+
+    def settle(self, now_s: float) -> None:
+        """Bring the books up to a moment."""
+        self.done = min(self.done_at(now_s), self.spec.iterations)
+        held_s = now_s - self.changed_s
+        self.service_s += self.num_devices * held_s
+        if self.rate:
+            alone = self.spec.curves[0][1].rate(1)
+            self.effective_s += max(0.0, now_s - max(self.resume_s, self.changed_s)) * self.rate / alone
+        self.resume_s = max(self.resume_s, now_s)
+        self.changed_s = now_s
+
+    def hold(self, now_s: float, counts: Counts, placement: Placement, rate: float, pause_s: float) -> None:
+        """From now on it holds these devices; it trains after the pause."""
+        self.settle(now_s)
+        self.counts, self.placement, self.rate = counts, placement, rate
+        self.num_devices = sum(count for _, count in counts)
+        if pause_s:
+            self.resume_s = now_s + pause_s
+            self.pause_s += pause_s
+        self.finish_s = self.resume_s + (self.spec.iterations - self.done) / rate if rate else NEVER
+        if self.started_s is None and counts:
+            self.started_s = now_s
+
+    def state(self, now_s: float) -> JobState:
+        """What the policy sees of it."""
+        service_s = self.service_s + self.num_devices * (now_s - self.changed_s)
+        done = self.done_at(now_s)
+        return JobState(
+            self.spec,
+            self.admitted_s,
+            done if done < self.spec.iterations else self.spec.iterations,
+            self.counts,
+            self.placement,
+            self.resume_s,
+            self.started_s,
+            service_s,
+            self.speed,
+        )
+
+    def clone(self) -> "LiveJob":
+        """An independent copy."""
+        return copy(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """What became of a job."""
+
+    spec: JobSpec
+    admitted: bool
+    why: str
+    """What it was told when it was admitted or turned away."""
+    earliest_deadline_s: float | None = None
+    started_s: float | None = None
+    finished_s: float | None = None
+    """None: turned away, or never run to its end."""
+    service_s: float = 0.0
+    effective_s: float = 0.0
+    """Service weighed by scaling efficiency: device-seconds that one device alone would have needed."""
+    pause_s: float = 0.0
+    num_resizes: int = 0
+    num_migrations: int = 0
+    num_suspensions: int = 0
+    mean_active: float = 1.0
+    """Jobs in the cluster, on average over this one's life."""
+
+    @property
+    def id(self) -> JobId:
+        """The job's name."""
+        return self.spec.id
+
+    @property
+    def in_time(self) -> bool:
+        """Whether it had a deadline and met it."""
+        return (
+            self.spec.deadline_s is not None and self.finished_s is not None and self.finished_s <= self.spec.deadline_s
+        )
+
+    @property
+    def jct_s(self) -> float | None:
+        """From submission to the end."""
+        return None if self.finished_s is None else self.finished_s - self.spec.submit_s

@@ -1,0 +1,115 @@
+"""Figures of a simulation. Jobs that were turned away and jobs that missed their deadline are counted apart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean, median
+
+from melodeon.sim.engine import SimResult
+from melodeon.sim.live import JobOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One simulation in figures; None where there is nothing to measure."""
+
+    num_jobs: int
+    num_deadlines: int
+    """Jobs with a hard or soft deadline."""
+    num_in_time: int
+    num_rejected: int
+    num_missed: int
+    """Admitted with a hard deadline, and not finished by it."""
+    num_soft_missed: int
+    num_unfinished: int
+    """Admitted and never run to the end."""
+    deadline_ratio: float | None
+    """Deadline satisfactory ratio: in time over all jobs with a deadline, rejected ones included."""
+    cluster_efficiency: float
+    """ElasticFlow's equation 8 averaged over time: throughput of each device over that of one device alone."""
+    utilisation: float
+    """Device-seconds held over device-seconds there."""
+    jct_mean_s: float | None
+    jct_median_s: float | None
+    jct_p99_s: float | None
+    best_effort_jct_mean_s: float | None
+    makespan_s: float
+    """From the first submission to the last end."""
+    pending_mean_s: float | None
+    """From submission to the first device."""
+    fairness_mean: float | None
+    """Finish-time fairness: completion time over that on an even share of the cluster; above 1 is worse than even."""
+    fairness_worst: float | None
+    num_resizes: int
+    num_migrations: int
+    num_suspensions: int
+    pause_s: float
+    num_rounds: int
+    decision_mean_ms: float
+    decision_p99_ms: float
+    decision_total_s: float
+
+
+def summarize(result: SimResult) -> Summary:
+    """All figures of one simulation."""
+    jobs = result.outcomes
+    with_deadline = [o for o in jobs if o.spec.deadline_s is not None]
+    in_time = sum(o.in_time for o in with_deadline)
+    late = [o for o in with_deadline if o.admitted and not o.in_time]
+    finished = [o for o in jobs if o.finished_s is not None]
+    jct = sorted(o.jct_s for o in finished if o.jct_s is not None)
+    easy = [o.jct_s for o in finished if o.spec.deadline_s is None and o.jct_s is not None]
+    devices = result.config.cluster.num_devices
+    fairness = [_fairness(o, devices) for o in finished]
+    decisions = sorted(result.decision_s)
+    return Summary(
+        num_jobs=len(jobs),
+        num_deadlines=len(with_deadline),
+        num_in_time=in_time,
+        num_rejected=sum(not o.admitted for o in jobs),
+        num_missed=sum(o.spec.goal == "hard" for o in late),
+        num_soft_missed=sum(o.spec.goal == "soft" for o in late),
+        num_unfinished=sum(o.admitted and o.finished_s is None for o in jobs),
+        deadline_ratio=in_time / len(with_deadline) if with_deadline else None,
+        cluster_efficiency=_over(sum(o.effective_s for o in jobs), result.capacity_s),
+        utilisation=_over(sum(o.service_s for o in jobs), result.capacity_s),
+        jct_mean_s=fmean(jct) if jct else None,
+        jct_median_s=median(jct) if jct else None,
+        jct_p99_s=quantile(jct, 0.99),
+        best_effort_jct_mean_s=fmean(easy) if easy else None,
+        makespan_s=result.end_s - result.start_s,
+        pending_mean_s=_mean([o.started_s - o.spec.submit_s for o in jobs if o.started_s is not None]),
+        fairness_mean=_mean(fairness),
+        fairness_worst=max(fairness, default=None),
+        num_resizes=sum(o.num_resizes for o in jobs),
+        num_migrations=sum(o.num_migrations for o in jobs),
+        num_suspensions=sum(o.num_suspensions for o in jobs),
+        pause_s=sum(o.pause_s for o in jobs),
+        num_rounds=len(decisions),
+        decision_mean_ms=1e3 * (_mean(decisions) or 0.0),
+        decision_p99_ms=1e3 * (quantile(decisions, 0.99) or 0.0),
+        decision_total_s=sum(decisions),
+    )
+
+
+def quantile(ascending: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of all values do not exceed."""
+    return ascending[max(0, ceil(share * len(ascending)) - 1)] if ascending else None
+
+
+def _fairness(outcome: JobOutcome, devices: int) -> float:
+    """Themis' rho: its completion time over the one on `devices / active jobs` devices of its own."""
+    assert outcome.jct_s is not None, "only finished jobs have a completion time"
+    share = max(1, int(devices / max(1.0, outcome.mean_active)))
+    curve = outcome.spec.curves[0][1]
+    ladder = outcome.spec.ladders[0][1]
+    ideal = outcome.spec.iterations / max(ladder.rate(share), curve.rate(1))
+    return outcome.jct_s / ideal
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,73 @@
+"""Trace formats by name, each known by its columns, so that a file alone is enough.
+
+A reader is `read(path, throughputs, *, seed, skip_bad) -> Trace`. To add one: write its module, add a line here.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from melodeon.core.errors import UsageError
+from melodeon.sim.traces.rows import Trace, header_of
+from melodeon.sim.traces.throughputs import Throughputs
+
+
+class Reader(Protocol):
+    """Turns a file into jobs."""
+
+    def __call__(self, path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad: bool = False) -> Trace:
+        """Read the file; what it does not say is drawn from the seed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a format is read and recognised."""
+
+    reader: str
+    """"module:function", imported when needed."""
+    knows: Callable[[Path, tuple[str, ...]], bool]
+    """Whether a file is of this format, by its path and the columns of its first line."""
+
+
+def _columns(*needed: Iterable[str]) -> Callable[[Path, tuple[str, ...]], bool]:
+    def knows(_: Path, header: tuple[str, ...]) -> bool:
+        return any(set(columns) <= set(header) for columns in needed)
+
+    return knows
+
+
+FORMATS: dict[str, Format] = {
+    "elasticflow": Format(
+        "melodeon.sim.traces.elasticflow:read_elasticflow",
+        _columns(("submission_time", "num_iteration", "deadline"), ("submit_time", "iteration", "ddl")),
+    ),
+    "elasticflow-raw": Format(
+        "melodeon.sim.traces.elasticflow:read_raw", _columns(("job_id", "submission_time", "duration", "num_gpu"))
+    ),
+}
+"""The first format that knows a file reads it, so narrower ones come first."""
+
+
+def read_trace(
+    path: Path, throughputs: Throughputs, *, format_name: str | None = None, seed: int = 0, skip_bad: bool = False
+) -> Trace:
+    """Read a trace file, of a named format or of the one that its columns tell."""
+    if format_name is None:
+        header = header_of(path)
+        format_name = next((name for name, known in FORMATS.items() if known.knows(path, header)), None)
+        if format_name is None:
+            raise UsageError(
+                f"{path} has columns {', '.join(header) or '(none)'}, which no known format has: name one of "
+                f"{', '.join(FORMATS)}"
+            )
+    elif format_name not in FORMATS:
+        near = get_close_matches(format_name, FORMATS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"trace format {format_name!r} is not known: {hint}the formats are {', '.join(FORMATS)}")
+    module, _, attribute = FORMATS[format_name].reader.partition(":")
+    reader = cast(Reader, getattr(import_module(module), attribute))
+    return reader(path, throughputs, seed=seed, skip_bad=skip_bad)

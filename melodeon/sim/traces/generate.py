@@ -1,0 +1,96 @@
+"""Traces of our own: Poisson arrivals, Philly-like lengths and sizes, deadlines of drawn tightness.
+
+The iterations of a job are its duration times its rate on the devices it requests; its deadline is `tightness`
+durations after its submission, as in ElasticFlow's evaluation. The same seed gives the same trace.
+"""
+
+import random
+from dataclasses import dataclass
+
+from melodeon.core.errors import UsageError
+from melodeon.core.jobs import Goal, JobId, JobSpec
+from melodeon.sim.traces.rows import Trace
+from melodeon.sim.traces.throughputs import Throughputs
+
+TIGHTNESS = (0.5, 1.5)
+PHILLY_WORKERS = ((1, 0.70), (2, 0.10), (4, 0.15), (8, 0.04), (16, 0.01))
+"""Devices requested, and the share of jobs that do; most jobs of the Philly trace want one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSpec:
+    """What to draw."""
+
+    num_jobs: int
+    mean_gap_s: float = 900.0
+    """Mean time between two submissions."""
+    median_duration_s: float = 3600.0
+    spread: float = 1.2
+    """Standard deviation of the logarithm of the durations: long tails, as in Philly."""
+    tightness: tuple[float, float] = TIGHTNESS
+    best_effort: float = 0.0
+    """Share of jobs without a deadline."""
+    workers: tuple[tuple[int, float], ...] = PHILLY_WORKERS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_jobs < 1 or self.mean_gap_s <= 0 or self.median_duration_s <= 0 or self.spread < 0:
+            raise UsageError(f"{self}: jobs, gap and duration must be above 0, and the spread not negative")
+        if not 0 <= self.best_effort <= 1:
+            raise UsageError(f"best_effort={self.best_effort} is a share of jobs: it must be between 0 and 1")
+        low, high = self.tightness
+        if not 0 < low <= high:
+            raise UsageError(f"tightness={self.tightness} must be two numbers above 0, the lower first")
+
+
+def generate(spec: TraceSpec, throughputs: Throughputs) -> Trace:
+    """Draw a trace."""
+    draw = random.Random(spec.seed)
+    sizes, weights = zip(*spec.workers, strict=True)
+    now_s = 0.0
+    jobs: list[JobSpec] = []
+    for index in range(spec.num_jobs):
+        duration_s = spec.median_duration_s * draw.lognormvariate(0.0, spec.spread)
+        workers = draw.choices(sizes, weights)[0]
+        best_effort = draw.random() < spec.best_effort
+        jobs.append(
+            made_job(
+                draw,
+                throughputs,
+                job=JobId(f"job{index:05d}"),
+                submit_s=now_s,
+                duration_s=duration_s,
+                workers=workers,
+                tightness=None if best_effort else spec.tightness,
+            )
+        )
+        now_s += draw.expovariate(1 / spec.mean_gap_s)
+    return Trace(f"generated-{spec.seed}", tuple(jobs))
+
+
+def made_job(
+    draw: random.Random,
+    throughputs: Throughputs,
+    *,
+    job: JobId,
+    submit_s: float,
+    duration_s: float,
+    workers: int,
+    tightness: tuple[float, float] | None,
+) -> JobSpec:
+    """A job of known length with a drawn model and deadline; without tightness it is best effort."""
+    model, batch_size = draw.choice(throughputs.settings)
+    curves = throughputs.curves[model, batch_size]
+    deadline_s = submit_s + duration_s * draw.uniform(*tightness) if tightness else None
+    return JobSpec(
+        id=job,
+        submit_s=submit_s,
+        iterations=duration_s * curves[0][1].rate(workers),
+        curves=curves,
+        deadline_s=deadline_s,
+        goal=Goal.BEST_EFFORT if deadline_s is None else Goal.HARD,
+        requested_workers=workers,
+        model=model,
+        batch_size=batch_size,
+        duration_s=duration_s,
+    )

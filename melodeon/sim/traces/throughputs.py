@@ -1,0 +1,71 @@
+"""ElasticFlow's throughput tables: one csv a model, a row a global batch size, a column a number of devices.
+
+Counts that were not measured are empty, `nan` or 0, and are left out of the curve.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+
+from melodeon.core.cluster import DeviceType
+from melodeon.core.curve import ScalingCurve
+from melodeon.core.errors import NotFound
+from melodeon.core.jobs import Curves
+from melodeon.sim.traces.rows import Row, csv_rows
+
+BATCH = "global_batch_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Throughputs:
+    """Scaling curves by model, batch size and device type."""
+
+    curves: Mapping[tuple[str, int], Curves]
+
+    @property
+    def settings(self) -> tuple[tuple[str, int], ...]:
+        """Every (model, batch size) that was measured, in order."""
+        return tuple(sorted(self.curves))
+
+    def of(self, row: Row, model_column: str = "model_name", batch_column: str = "batch_size") -> Curves:
+        """The curves for a trace row, or an error that names what the tables lack."""
+        model, batch = row.text(model_column), row.whole(batch_column, least=1)
+        found = self.curves.get((model, batch))
+        if found is not None:
+            return found
+        batches = sorted(size for name, size in self.curves if name == model)
+        if not batches:
+            known = ", ".join(sorted({name for name, _ in self.curves}))
+            raise row.bad(model_column, f"{model!r} has no throughput table: there are tables for {known}")
+        raise row.bad(batch_column, f"{model} was not measured at {batch}: it was at {', '.join(map(str, batches))}")
+
+
+def read_throughputs(folders: Mapping[DeviceType, Path]) -> Throughputs:
+    """Read one folder of tables for each device type."""
+    found: dict[tuple[str, int], list[tuple[DeviceType, ScalingCurve]]] = {}
+    for kind, folder in folders.items():
+        files = sorted(folder.glob("*.csv"))
+        if not files:
+            raise NotFound(f"{folder} has no throughput tables: it must hold one csv a model")
+        for path in files:
+            for batch, curve in _table(csv_rows(path)):
+                found.setdefault((path.stem, batch), []).append((kind, curve))
+    return Throughputs({key: tuple(curves) for key, curves in found.items()})
+
+
+def _table(rows: Iterable[Row]) -> Iterable[tuple[int, ScalingCurve]]:
+    for row in rows:
+        points: list[tuple[int, float]] = []
+        for column in row.cells:
+            if column == BATCH or not row.has(column):
+                continue
+            if not column.isdigit() or int(column) < 1:
+                raise row.bad(column, "it must be a number of devices")
+            text = row.text(column)
+            rate = float("nan") if text.lower() == "nan" else row.number(column, least=0)
+            if not isnan(rate) and rate > 0:
+                points.append((int(column), rate))
+        if not points:
+            raise row.bad(BATCH, "no number of devices was measured: a row needs at least one rate above 0")
+        yield row.whole(BATCH, least=1), ScalingCurve(tuple(sorted(points)))

@@ -1,0 +1,89 @@
+"""Jobs, clusters and views for tests, written out or drawn."""
+
+from collections.abc import Mapping
+
+from hypothesis import strategies as st
+
+from melodeon.core.cluster import DEFAULT_TYPE, Cluster, DeviceType
+from melodeon.core.clusterview import ClusterView, JobState
+from melodeon.core.curve import ScalingCurve
+from melodeon.core.jobs import Goal, JobId, JobSpec
+from melodeon.core.overhead import Overheads, Pause
+
+GPU = DEFAULT_TYPE
+
+
+def concave(first: float, shares: list[float]) -> ScalingCurve:
+    """Each doubling adds at most what the doubling before would have added for as many devices."""
+    rates, gain = [first], 1.0
+    for share in shares:
+        gain *= share
+        rates.append(rates[-1] * (1 + gain))
+    return ScalingCurve(tuple((1 << k, rate) for k, rate in enumerate(rates)))
+
+
+def job(name: str, iterations: float, curve: ScalingCurve, **values: object) -> JobSpec:
+    deadline = values.pop("deadline_s", None)
+    goal = values.pop("goal", Goal.BEST_EFFORT if deadline is None else Goal.HARD)
+    return JobSpec(
+        id=JobId(name),
+        iterations=iterations,
+        curves=((GPU, curve),),
+        deadline_s=deadline,  # type: ignore[arg-type]
+        goal=goal,  # type: ignore[arg-type]
+        **values,  # type: ignore[arg-type]
+    )
+
+
+curves = st.builds(concave, st.floats(0.5, 4.0), st.lists(st.floats(0.3, 1.0), max_size=6))
+
+overheads = st.one_of(
+    st.just(Overheads.none()),
+    st.builds(
+        lambda base, connect, first: Overheads(default=Pause(base_s=base, connect_s=connect), first_start=first),
+        st.floats(0.0, 40.0),
+        st.floats(0.0, 10.0),
+        st.booleans(),
+    ),
+)
+
+
+@st.composite
+def job_lists(draw: st.DrawFn, most: int = 14, hard_only: bool = False) -> list[JobSpec]:
+    """Jobs that arrive within two hours, some of them too tight to be met."""
+    specs = []
+    for index in range(draw(st.integers(1, most))):
+        curve = draw(curves)
+        submit = float(draw(st.integers(0, 7200)))
+        alone = float(draw(st.integers(60, 20_000)))
+        goal = Goal.HARD if hard_only else draw(st.sampled_from([Goal.HARD, Goal.HARD, Goal.SOFT, Goal.BEST_EFFORT]))
+        tightness = draw(st.floats(0.1, 2.0))
+        specs.append(
+            job(
+                f"j{index}",
+                alone * curve.rate(1),
+                curve,
+                submit_s=submit,
+                deadline_s=None if goal is Goal.BEST_EFFORT else submit + alone * tightness,
+                goal=goal,
+                requested_workers=1 << draw(st.integers(0, 4)),
+                model=draw(st.sampled_from(["bert", "gpt2"])),
+                user=draw(st.sampled_from(["ann", "bob"])),
+                weight=draw(st.sampled_from([1.0, 2.0])),
+            )
+        )
+    return specs
+
+
+clusters = st.builds(lambda nodes, width: Cluster.parse(f"{nodes}x{1 << width}"), st.integers(1, 5), st.integers(0, 3))
+
+
+def view_of(
+    cluster: Cluster, jobs: Mapping[JobId, JobState] | list[JobState], now_s: float = 0.0, **values: object
+) -> ClusterView:
+    found = jobs if isinstance(jobs, Mapping) else {state.spec.id: state for state in jobs}
+    return ClusterView(now_s, cluster, found, **values)  # type: ignore[arg-type]
+
+
+def typed(kind: str) -> DeviceType:
+    return DeviceType(kind)

@@ -1,0 +1,60 @@
+from melodeon.core.cluster import Cluster
+from melodeon.core.clusterview import JobState
+from melodeon.core.curve import ScalingCurve
+from melodeon.core.jobs import JobSpec
+from melodeon.core.overhead import Overheads
+from melodeon.sched.edf import Edf
+from melodeon.sched.edf_admission import EdfAdmission
+from melodeon.sched.fifo import Fifo
+from melodeon.sched.policy import Policy
+from melodeon.sched.tick import TickState, tick
+from melodeon.sched.tiresias import Tiresias
+from melodeon.sim.engine import SimConfig, Simulation
+from tests.sched.draws import job, view_of
+
+LINEAR = ScalingCurve.linear(1.0, 8)
+
+
+def first_shares(policy: Policy, jobs: list[JobSpec], cluster: str = "1x8") -> dict[str, int]:
+    round_ = tick(view_of(Cluster.parse(cluster), [JobState(spec) for spec in jobs]), policy, TickState())
+    return {name: share.num_devices for name, share in round_.plan.shares.items()}
+
+
+def test_fifo_lets_nobody_pass_the_head_of_the_queue() -> None:
+    jobs = [job(name, 10.0, LINEAR, requested_workers=n) for name, n in (("a", 4), ("b", 8), ("c", 2))]
+    assert first_shares(Fifo(), jobs) == {"a": 4}
+
+
+def test_edf_gives_the_earliest_deadline_as_much_as_helps() -> None:
+    flat = ScalingCurve(((1, 1.0), (2, 1.5), (4, 1.4)))
+    jobs = [job("late", 10.0, LINEAR, deadline_s=90.0), job("soon", 10.0, flat, deadline_s=50.0)]
+    assert first_shares(Edf(), jobs, "1x4") == {"soon": 2}
+    assert first_shares(Edf(widest=True), jobs, "1x4") == {"soon": 4}
+
+
+def test_edf_with_admission_refuses_who_would_be_late_or_make_others_late() -> None:
+    jobs = [
+        job("a", 80.0, LINEAR, deadline_s=11.0),
+        job("b", 80.0, LINEAR, deadline_s=19.0),
+        job("c", 16.0, LINEAR, deadline_s=10.0),
+        job("d", 8.0, LINEAR, deadline_s=21.0),
+    ]
+    view = view_of(Cluster.parse("1x8"), [JobState(spec) for spec in jobs], overheads=Overheads.none())
+    verdicts = tick(view, EdfAdmission(), TickState()).verdicts
+    assert [v.admitted for v in verdicts] == [True, False, False, True]
+    assert [v.why for v in verdicts][1:3] == [
+        "in EDF order it would be late",
+        "in EDF order it would make another job late",
+    ]
+
+
+def test_tiresias_prefers_least_attained_service_and_wakes_at_the_threshold() -> None:
+    old = job("old", 10_000.0, LINEAR, requested_workers=8)
+    young = job("young", 800.0, LINEAR, requested_workers=8, submit_s=100.0)
+    config = SimConfig(cluster=Cluster.parse("1x8"), overheads=Overheads.none())
+    result = Simulation(config, [old, young], Tiresias(thresholds_s=(1600.0,))).run().result()
+    ends = {o.id: o.finished_s for o in result.outcomes}
+    # old sinks after 1600 / 8 = 200 s; young then runs its 100 s; old goes on.
+    assert abs((ends["young"] or 0.0) - 300.0) < 0.1  # type: ignore[index]
+    assert abs((ends["old"] or 0.0) - 1350.0) < 0.1  # type: ignore[index]
+    assert result.outcomes[0].num_suspensions == 1

@@ -1,0 +1,165 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from melodeon.core.cluster import Cluster, DeviceType
+from melodeon.core.clusterview import JobState
+from melodeon.core.curve import ScalingCurve
+from melodeon.core.errors import UsageError
+from melodeon.core.jobs import Goal, JobId, JobSpec
+from melodeon.core.overhead import Overheads
+from melodeon.sched.elasticflow import ElasticFlow
+from melodeon.sched.greedy import Climber, climb
+from melodeon.sched.reserve import reserve_for
+from melodeon.sched.tick import TickState, tick
+from melodeon.sim.engine import SimConfig, Simulation
+from melodeon.sim.incidents import Incident
+from melodeon.sim.metrics import summarize
+from tests.sched.draws import clusters, job, job_lists, overheads, view_of
+
+FREE = Overheads.none()
+HALVES = ScalingCurve(((1, 1.0), (2, 1.5), (4, 2.0)))
+
+
+def judged(jobs: list[JobSpec], cluster: str = "1x4", **options: int) -> list[bool]:
+    view = view_of(Cluster.parse(cluster), [JobState(spec) for spec in jobs], overheads=FREE)
+    return [v.admitted for v in tick(view, ElasticFlow(**options), TickState()).verdicts]  # type: ignore[arg-type]
+
+
+@settings(max_examples=120)
+@given(job_lists(most=22), clusters, overheads, st.sampled_from([0.0, 60.0, 240.0]), st.integers(0, 1))
+def test_an_admitted_deadline_is_met_when_curves_are_exact_and_nothing_fails(
+    jobs: list[JobSpec], cluster: Cluster, costs: Overheads, slot_s: float, spare: int
+) -> None:
+    config = SimConfig(cluster=cluster, slot_s=slot_s, overheads=costs)
+    result = Simulation(config, jobs, ElasticFlow(spare_pauses=spare, quote=False)).run().result()
+    assert summarize(result).num_missed == 0
+
+
+@settings(max_examples=40)
+@given(job_lists(most=8, hard_only=True), st.sampled_from([0.0, 60.0]))
+def test_the_deadline_that_a_refusal_names_is_accepted(jobs: list[JobSpec], slot_s: float) -> None:
+    cluster, policy = Cluster.parse("1x4"), ElasticFlow()
+    at_once = [replace(spec, submit_s=0.0, deadline_s=(spec.deadline_s or 0.0) - spec.submit_s) for spec in jobs]
+    view = view_of(cluster, [JobState(spec) for spec in at_once], slot_s=slot_s)
+    round_ = tick(view, policy, TickState())
+    in_view = {v.job: replace(view.jobs[v.job], admitted_s=0.0) for v in round_.verdicts if v.admitted}
+    memory: object = None
+    for state in in_view.values():
+        verdict, memory = policy.admit(view_of(cluster, in_view, slot_s=slot_s), state, memory)
+        assert verdict.admitted
+    for verdict in round_.verdicts:
+        if not verdict.admitted and verdict.earliest_deadline_s is not None:
+            spec = replace(view.jobs[verdict.job].spec, deadline_s=verdict.earliest_deadline_s)
+            assert verdict.earliest_deadline_s > (view.jobs[verdict.job].spec.deadline_s or 0.0)
+            # Jobs judged after the refusal may have taken the room since; with none it must be accepted.
+            if verdict.job == round_.verdicts[-1].job:
+                again, _ = policy.admit(view_of(cluster, in_view, slot_s=slot_s), JobState(spec), memory)
+                assert again.admitted
+
+
+def test_a_refusal_says_what_would_have_been_accepted() -> None:
+    view = view_of(Cluster.parse("1x4"), [JobState(job("a", 1000.0, HALVES, deadline_s=300.0))], overheads=FREE)
+    (verdict,) = tick(view, ElasticFlow(), TickState()).verdicts
+    assert not verdict.admitted
+    assert verdict.earliest_deadline_s == pytest.approx(500.0, rel=0.01)
+    assert "needs 500 s and has 300" in verdict.why
+    assert tick(view, ElasticFlow(quote=False), TickState()).verdicts[0].earliest_deadline_s is None
+
+
+def test_one_infeasible_job_does_not_take_others_of_its_slot_with_it() -> None:
+    jobs = [job("a", 1e9, HALVES, deadline_s=100.0), job("b", 100.0, HALVES, deadline_s=100.0)]
+    assert judged(jobs) == [False, True]
+
+
+def test_a_newcomer_with_an_earlier_deadline_moves_the_others_if_they_stay_in_time() -> None:
+    linear = ScalingCurve.linear(1.0, 4)
+    slack = job("slack", 400.0, linear, deadline_s=200.0)
+    tight = job("tight", 380.0, linear, deadline_s=100.0)
+    assert judged([slack, tight]) == [True, True]
+    assert judged([slack, tight, job("over", 100.0, linear, deadline_s=200.0)]) == [True, True, False]
+
+
+def test_best_effort_and_soft_jobs_are_always_admitted_and_never_cost_a_promise() -> None:
+    linear = ScalingCurve.linear(1.0, 4)
+    greedy = job("greedy", 1e6, linear)
+    soft = job("soft", 1e6, linear, deadline_s=50.0, goal=Goal.SOFT)
+    hard = job("hard", 398.0, linear, deadline_s=100.0)
+    assert judged([greedy, soft, hard]) == [True, True, True]
+    config = SimConfig(cluster=Cluster.parse("1x4"), overheads=FREE)
+    summary = summarize(Simulation(config, [greedy, soft, hard], ElasticFlow()).run().result())
+    assert (summary.num_missed, summary.num_soft_missed, summary.num_unfinished) == (0, 1, 0)
+
+
+def test_free_devices_go_where_they_return_most() -> None:
+    steep, flat = ScalingCurve.linear(1.0, 4).ladder(), HALVES.ladder()
+    levels, returns = climb([Climber(flat, 1, 1.0, 0), Climber(steep, 1, 1.0, 0)], 3, lambda *_: True)
+    assert levels == [1, 3] or levels == [2, 2]
+    levels, returns = climb([Climber(flat, 1, 1.0, 0), Climber(steep, 1, 1.0, 0)], 6, lambda *_: True)
+    assert [flat.levels[levels[0] - 1], steep.levels[levels[1] - 1]] == [4, 4]
+    assert returns[1] > returns[0]
+
+
+def test_a_rigid_job_stays_or_asks() -> None:
+    ladder = ScalingCurve.linear(1.0, 8).ladder()
+    asked: list[int] = []
+
+    def refuse(_: int, level: int) -> bool:
+        asked.append(level)
+        return False
+
+    stays, _ = climb([Climber(ladder, 1, 1.0, 4, rigid=True)], 7, refuse)
+    assert (stays, asked) == ([3], [4])
+    blocked, _ = climb([Climber(ladder, 1, 1.0, 4, rigid=True)], 2, refuse)
+    assert blocked == [1], "there is no stopping on the way"
+
+
+def test_a_reserve_keeps_promises_when_a_node_fails() -> None:
+    linear = ScalingCurve.linear(1.0, 8)
+    cluster = Cluster.parse("2x4")
+    jobs = [job(f"j{i}", 1000.0, linear, deadline_s=1100.0) for i in range(8)]
+    failure = (Incident(100.0, cluster.nodes[0].id, up=False),)
+    config = SimConfig(cluster=cluster, overheads=FREE, incidents=failure)
+    kept = summarize(Simulation(config, jobs, ElasticFlow(reserve=4)).run().result())
+    lost = summarize(Simulation(config, jobs, ElasticFlow()).run().result())
+    assert (kept.num_rejected, kept.num_missed) == (4, 0)
+    assert lost.num_missed > 0
+    assert kept.utilisation > 0.5, "the reserve is used, only not promised"
+
+
+def test_a_late_job_does_not_keep_newcomers_out() -> None:
+    linear = ScalingCurve.linear(1.0, 4)
+    cluster = Cluster.parse("2x4")
+    doomed = job("doomed", 4.0 * 1000, linear, deadline_s=1000.0 + 1e-3, max_workers=4)
+    other = job("other", 4.0 * 1000, linear, deadline_s=1000.0 + 1e-3, max_workers=4)
+    newcomer = job("newcomer", 100.0, linear, submit_s=500.0, deadline_s=700.0)
+    incidents = (Incident(100.0, cluster.nodes[0].id, up=False), Incident(400.0, cluster.nodes[0].id))
+    config = SimConfig(cluster=cluster, overheads=FREE, incidents=incidents)
+    result = Simulation(config, [doomed, other, newcomer], ElasticFlow()).run().result()
+    outcomes = {o.id: o for o in result.outcomes}
+    assert outcomes[JobId("newcomer")].in_time
+    assert sum(o.admitted and not o.in_time for o in result.outcomes) == 1
+
+
+def test_each_job_stays_on_a_type_that_it_can_run_on() -> None:
+    fast, slow = DeviceType("A100"), DeviceType("T4")
+    both = replace(job("both", 500.0, HALVES, deadline_s=1000.0), curves=((fast, HALVES), (slow, HALVES)))
+    only = replace(job("only", 500.0, HALVES, deadline_s=1000.0), curves=((slow, HALVES),))
+    none = replace(job("none", 500.0, HALVES, deadline_s=1000.0), curves=((DeviceType("K80"), HALVES),))
+    view = view_of(Cluster.parse("1x1:A100,1x4:T4"), [JobState(spec) for spec in (both, only, none)])
+    round_ = tick(view, ElasticFlow(), TickState())
+    assert [v.admitted for v in round_.verdicts] == [True, True, False]
+    assert {kind for kind, _ in round_.plan.shares[JobId("only")].counts} == {slow}
+    assert "K80, which this cluster does not have" in round_.verdicts[2].why
+
+
+def test_the_reserve_for_a_risk_is_the_binomial_quantile() -> None:
+    cluster = Cluster.parse("10x8")
+    kind = cluster.types[0]
+    assert reserve_for(cluster, kind, mean_up_s=1e9, mean_repair_s=1.0) == 0
+    # Each node is down a tenth of the time: more than 3 of 10 at once with probability 0.0128.
+    assert reserve_for(cluster, kind, mean_up_s=9.0, mean_repair_s=1.0, risk=0.02) == 24
+    with pytest.raises(UsageError, match="risk"):
+        reserve_for(cluster, kind, mean_up_s=9.0, mean_repair_s=1.0, risk=2.0)

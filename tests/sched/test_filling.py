@@ -1,0 +1,134 @@
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from melodeon.core.curve import Ladder, ScalingCurve
+from melodeon.core.jobs import Goal, JobId
+from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve
+from melodeon.sched.pool import refresh
+from melodeon.sched.profile import Profile
+
+FIGURE_4 = ScalingCurve(((1, 1.0), (2, 1.5), (4, 2.0))).ladder()
+UNITS = Grid(0.0, 1.0, True)
+
+
+def ask(work: float, deadline_s: float, ladder: Ladder = FIGURE_4, name: str = "c", pause_s: float = 0.0) -> Ask:
+    return Ask(JobId(name), ladder, (pause_s,) * len(ladder.levels), work, deadline_s)
+
+
+def test_figure_4_alone_job_c_needs_two_devices_for_two_units() -> None:
+    found = fill(Profile(0.0, 4), ask(3.0 - 1e-6, 2.0), UNITS)
+    assert found is not None
+    assert found.blocks == ((0.0, 2.0, 2),)
+
+
+def test_figure_4_beside_a_and_b_job_c_needs_one_then_four() -> None:
+    profile = Profile(0.0, 4)
+    profile.add(0.0, 1.0, 3)
+    found = fill(profile, ask(3.0 - 1e-6, 2.0), UNITS)
+    assert found is not None
+    assert found.blocks == ((0.0, 1.0, 1), (1.0, 2.0, 4))
+    assert sum((stop - start) * workers for start, stop, workers in found.blocks) == 5
+
+
+def test_figure_4_more_than_that_cannot_be_met() -> None:
+    profile = Profile(0.0, 4)
+    profile.add(0.0, 1.0, 3)
+    assert fill(profile, ask(3.1, 2.0), UNITS) is None
+
+
+def test_a_reservation_lies_as_late_as_it_can_on_the_grid() -> None:
+    found = fill(Profile(0.0, 4), ask(10.0, 100.5), Grid(0.0, 30.0, True))
+    assert found is not None
+    assert found.blocks == ((90.0, 120.0, 1),)
+    assert found.workers_at(89.0) == 0
+    assert found.next_above(0.0, 0) == 90.0
+    assert found.next_above(0.0, 1) is None
+
+
+def test_a_pause_is_paid_for_in_advance() -> None:
+    without = fill(Profile(0.0, 4), ask(50.0, 100.0), UNITS)
+    with_pause = fill(Profile(0.0, 4), ask(50.0, 100.0, pause_s=7.0), UNITS)
+    assert without is not None
+    assert with_pause is not None
+    assert without.blocks[0][0] - with_pause.blocks[0][0] == 7.0
+
+
+def test_a_job_that_runs_already_at_its_level_pays_no_pause_for_going_on() -> None:
+    going_on = ask(100.0, 100.0 + 1e-3, pause_s=7.0)._replace(held=1)
+    found = fill(Profile(0.0, 1), going_on, UNITS)
+    assert found is not None
+    assert found.blocks == ((0.0, 101.0, 1),)
+    assert fill(Profile(0.0, 1), going_on._replace(held=0), UNITS) is None
+    assert fill(Profile(0.0, 1), going_on._replace(resume_s=3.0), UNITS) is None
+
+
+def test_a_kept_reservation_gives_up_its_beginning_when_the_job_is_ahead() -> None:
+    plan = Reservation(((10.0, 110.0, 1),), 1)
+    ahead = kept(plan, ask(40.0, 110.0), UNITS)
+    assert ahead is not None
+    assert ahead.blocks[0][0] in (69.0, 70.0)
+    assert kept(plan, ask(120.0, 110.0), UNITS) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 6)), max_size=12),
+    st.integers(0, 40),
+    st.integers(1, 40),
+)
+def test_the_profile_is_the_sum_of_what_was_added(
+    promises: list[tuple[int, int, int]], start: int, length: int
+) -> None:
+    profile = Profile(0.0, 1000)
+    for first, span, devices in promises:
+        profile.add(float(first), float(first + span), devices)
+
+    def used(moment: float) -> int:
+        return sum(devices for first, span, devices in promises if first <= moment < first + span)
+
+    moments = [m / 2 for m in range(2 * start, 2 * (start + length))]
+    assert profile.peak(float(start), float(start + length)) == max(used(m) for m in moments)
+    copy = profile.copy()
+    for first, span, devices in promises:
+        copy.add(float(first), float(first + span), -devices)
+    assert set(copy.used) == {0}
+
+
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=8),
+)
+def test_theorem_1_on_linear_curves(devices: int, jobs: list[tuple[int, int]]) -> None:
+    # All deadlines can be met exactly if, in order of deadline, the device time needed so far fits (equation 1).
+    ladder = ScalingCurve(tuple((n, float(n)) for n in range(1, devices + 1))).ladder()
+    ordered = sorted(jobs, key=lambda entry: entry[1])
+    loads = [sum(work for work, _ in ordered[: i + 1]) / (devices * ordered[i][1]) for i in range(len(ordered))]
+    assume(all(abs(load - 1) > 1e-4 for load in loads))
+    asks = {JobId(str(i)): ask(float(w), float(d), ladder, str(i)) for i, (w, d) in enumerate(jobs)}
+    pool = refresh(None, asks, dict.fromkeys(asks, Goal.HARD), Grid(0.0, 1e-7, False), devices, 0)
+    assert (not pool.late) == (max(loads) <= 1)
+
+
+@given(
+    st.integers(1, 16),
+    st.lists(st.tuples(st.floats(1, 500), st.floats(10, 400), st.floats(0, 20)), min_size=1, max_size=10),
+    st.sampled_from([Grid(0.0, 1.0, False), Grid(0.0, 30.0, True)]),
+)
+def test_reservations_never_exceed_the_devices_and_are_worth_what_they_must_be(
+    devices: int, jobs: list[tuple[float, float, float]], grid: Grid
+) -> None:
+    profile = Profile(0.0, devices)
+    for index, (work, deadline, pause) in enumerate(sorted(jobs, key=lambda entry: entry[1])):
+        wanted = ask(work, deadline, name=str(index), pause_s=pause)
+        found = fill(profile, wanted, grid)
+        if found is None:
+            continue
+        reserve(profile, found)
+        assert max(profile.used) <= devices
+        trained, before = 0.0, None
+        for start, stop, workers in found.blocks:
+            lost = 0.0 if before == (start, workers) else pause
+            trained += wanted.ladder.rate(workers) * (min(stop, deadline) - start - lost)
+            before = (stop, workers)
+        assert trained >= work
+        assert found.slack == pytest.approx(trained - work, abs=1e-3)

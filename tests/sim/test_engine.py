@@ -1,0 +1,151 @@
+import pytest
+
+from melodeon.core.cluster import Cluster
+from melodeon.core.curve import ScalingCurve
+from melodeon.core.errors import UsageError
+from melodeon.core.jobs import JobId, JobSpec
+from melodeon.core.overhead import Overheads, Pause
+from melodeon.core.plan import Start
+from melodeon.sched.edf import Edf
+from melodeon.sched.elasticflow import ElasticFlow
+from melodeon.sched.fifo import Fifo
+from melodeon.sched.tick import Rules
+from melodeon.sim.engine import SimConfig, SimResult, Simulation
+from melodeon.sim.incidents import Incident, random_failures, straggler
+from melodeon.sim.metrics import quantile, summarize
+from tests.sched.draws import job
+
+LINEAR = ScalingCurve.linear(1.0, 8)
+FREE = Overheads.none()
+
+
+def ends(result: SimResult) -> dict[str, float | None]:
+    return {o.id: o.finished_s for o in result.outcomes}
+
+
+def config(cluster: str = "1x2", **values: object) -> SimConfig:
+    return SimConfig(**({"cluster": Cluster.parse(cluster), "overheads": FREE} | values))  # type: ignore[arg-type]
+
+
+# Figure 3: two workers, a job of 3 iterations due at 3 and one due at 3.5; 1 iteration a unit alone, 1.5 on two.
+def figure_3() -> list[JobSpec]:
+    curve = ScalingCurve(((1, 1 / 60), (2, 1.5 / 60)))
+    return [job("a", 3.0, curve, deadline_s=180.0 + 1e-3), job("b", 3.0, curve, deadline_s=210.0)]
+
+
+def test_figure_3_edf_runs_one_after_the_other_and_misses() -> None:
+    result = Simulation(config(), figure_3(), Edf()).run().result()
+    assert ends(result) == {"a": pytest.approx(120.0), "b": pytest.approx(240.0)}
+    assert summarize(result).num_missed == 1
+
+
+def test_figure_3_elasticflow_runs_both_at_once_and_meets_both() -> None:
+    result = Simulation(config(), figure_3(), ElasticFlow()).run().result()
+    assert summarize(result).deadline_ratio == 1.0
+
+
+def test_slots_delay_decisions_and_not_completions() -> None:
+    jobs = [job("a", 90.0, LINEAR), job("b", 30.0, LINEAR, submit_s=10.0)]
+    result = Simulation(config("1x1", slot_s=60.0), jobs, Fifo()).run().result()
+    # a starts at 0 and ends at 90; b waits for the boundary at 120.
+    assert ends(result) == {"a": 90.0, "b": 150.0}
+    assert len(result.decision_s) == 4
+
+
+def test_an_end_a_hair_after_a_boundary_is_seen_at_the_next() -> None:
+    jobs = [job("a", 60.0 + 1e-8, LINEAR), job("b", 30.0, LINEAR, submit_s=1.0)]
+    result = Simulation(config("1x1", slot_s=60.0), jobs, Fifo()).run().result()
+    assert ends(result) == {"a": 60.0 + 1e-8, "b": 150.0}
+
+
+def test_a_trace_may_start_at_any_time_and_in_any_order() -> None:
+    jobs = [job("b", 10.0, LINEAR, submit_s=1_000_500.0), job("a", 10.0, LINEAR, submit_s=1_000_000.0)]
+    result = Simulation(config("1x1"), jobs, Fifo()).run().result()
+    assert [o.id for o in result.outcomes] == ["a", "b"]
+    assert summarize(result).makespan_s == 510.0
+    assert summarize(result).utilisation == pytest.approx(20 / 510)
+
+
+def test_a_change_of_workers_costs_its_pause_and_the_first_start_does_not() -> None:
+    paid = Overheads(default=Pause(base_s=5.0, connect_s=0.0))
+    jobs = [job("a", 100.0, LINEAR, deadline_s=1e6), job("b", 10.0, LINEAR, submit_s=4.0, deadline_s=1e5)]
+    result = Simulation(config("1x4", overheads=paid), jobs, Edf()).run().result()
+    a = result.outcomes[0]
+    # 4 s on 4 devices, suspended for b's 10 / 4 s, then 5 s of pause and the rest.
+    assert a.num_suspensions == 1
+    assert a.pause_s == 5.0
+    assert a.finished_s == pytest.approx(4 + 2.5 + 5 + (100 - 16) / 4)
+
+
+def test_a_job_on_a_failed_node_goes_on_elsewhere_with_all_its_iterations() -> None:
+    cluster = Cluster.parse("2x1")
+    failure = (Incident(40.0, cluster.nodes[0].id, up=False),)
+    result = Simulation(config("2x1", incidents=failure), [job("a", 100.0, LINEAR)], Fifo()).run().result()
+    assert ends(result) == {"a": 100.0}
+    assert result.outcomes[0].num_suspensions == 1
+
+
+def test_a_straggler_slows_its_jobs_until_it_is_well_or_left() -> None:
+    cluster = Cluster.parse("2x1")
+    slow = straggler(cluster.nodes[0].id, from_s=20.0, until_s=60.0, speed=0.5)
+    jobs = [job("a", 100.0, LINEAR)]
+    assert ends(Simulation(config("2x1", incidents=slow), jobs, Fifo()).run().result()) == {"a": 120.0}
+    leave = config("2x1", incidents=slow, rules=Rules(slowest=0.8))
+    assert ends(Simulation(leave, jobs, Fifo()).run().result()) == {"a": 100.0}
+
+
+def test_random_failures_are_the_same_for_the_same_seed() -> None:
+    cluster = Cluster.parse("3x1")
+    drawn = [random_failures(cluster, mean_up_s=50, mean_repair_s=5, until_s=500, seed=s) for s in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert list(drawn[0]) == sorted(drawn[0])
+
+
+def test_a_fork_goes_its_own_way_and_leaves_the_original_alone() -> None:
+    jobs = [job("a", 100.0, LINEAR, deadline_s=300.0, requested_workers=1)]
+    jobs += [job("b", 100.0, LINEAR, submit_s=10.0, deadline_s=290.0, requested_workers=1)]
+    straight = Simulation(config("1x2"), jobs, Fifo()).run().result()
+    trunk = Simulation(config("1x2"), jobs, Fifo()).run(until_s=50.0)
+    branch = trunk.fork(policy=Edf())
+    branch.run()
+    trunk.run()
+    assert ends(trunk.result()) == ends(straight)
+    assert ends(branch.result()) != ends(straight)
+    assert ends(trunk.fork().run().result()) == ends(straight)
+
+
+def test_what_is_not_finished_is_told_as_such() -> None:
+    result = Simulation(config("1x1"), [job("a", 100.0, LINEAR)], Fifo()).run(until_s=30.0).result()
+    assert result.outcomes[0].finished_s is None
+    assert result.outcomes[0].service_s == 30.0
+    assert summarize(result).num_unfinished == 1
+
+
+def test_every_action_is_on_record_with_its_reason() -> None:
+    result = Simulation(config("1x1"), [job("a", 10.0, LINEAR)], Fifo()).run().result()
+    (logged,) = result.log
+    assert isinstance(logged.action, Start)
+    assert logged.action.job == JobId("a")
+    assert "queue" in logged.action.why
+
+
+def test_efficiency_counts_what_one_device_would_have_done() -> None:
+    curve = ScalingCurve(((1, 1.0), (2, 1.5)))
+    result = Simulation(config("1x2"), [job("a", 150.0, curve, requested_workers=2)], Fifo()).run().result()
+    summary = summarize(result)
+    assert summary.utilisation == pytest.approx(1.0)
+    assert summary.cluster_efficiency == pytest.approx(0.75)
+    assert summary.fairness_mean == pytest.approx(1.0)
+
+
+def test_quantiles_are_values_that_occur() -> None:
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.99) == 4.0
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
+    assert quantile([], 0.5) is None
+
+
+def test_an_empty_trace_and_a_name_used_twice_are_refused() -> None:
+    with pytest.raises(UsageError, match="the trace is empty"):
+        Simulation(config(), [], Fifo())
+    with pytest.raises(UsageError, match="2 jobs share 1 names"):
+        Simulation(config(), [job("a", 1.0, LINEAR)] * 2, Fifo())
