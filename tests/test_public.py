@@ -20,14 +20,17 @@ def test_all_is_what_it_is() -> None:
         "CheckpointError",
         "DefinitionError",
         "Job",
+        "JobHandle",
         "MelodeonError",
         "MissingTorch",
         "NonFiniteLoss",
         "NotBitwise",
         "NotFound",
+        "Unreachable",
         "UsageError",
         "WorkerLost",
         "__version__",
+        "attach",
         "join",
     ]
 

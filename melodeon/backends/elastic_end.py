@@ -1,5 +1,6 @@
 """How an elastic job ended, from what it left: the master's last state, the workers' exits, the errors they sent."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,4 +45,5 @@ def _failed(text: str, errors: Sequence[Mapping[str, object]]) -> Outcome:
                 worker=worker if isinstance(worker, int) else None,
                 reason=text,
             )
-    return Outcome(exit_code=1, reason=text)
+    named = re.match(r"worker (\d+) ", text)
+    return Outcome(exit_code=1, worker=int(named[1]) if named else None, reason=text)

@@ -18,9 +18,10 @@ from melodeon.coord import wire
 from melodeon.coord.agent_config import AgentConfig
 from melodeon.coord.agent_nursery import Nursery
 from melodeon.coord.agent_state import AgentState, Todo
+from melodeon.coord.failpoint import failpoint
 from melodeon.coord.lines import Brood, Start
 from melodeon.coord.marks import is_whole, kill_group, read_mark, started
-from melodeon.coord.messages import Notice, Orders, Status, WorkerOrder
+from melodeon.coord.messages import Notice, Orders, Phase, Status, WorkerOrder
 from melodeon.core.launch import Launch
 
 LAST_WORDS_S = 0.25
@@ -192,6 +193,7 @@ class Workers:
                 await process.closed.wait()
         except TimeoutError:
             pass
+        failpoint("agent.exit")
         # Whoever made it may be gone: what it left running is ended here too.
         kill_group(process.pid)
         del self._processes[process.worker]
@@ -206,10 +208,16 @@ class Workers:
 
     def _error(self, worker: int, code: int | None) -> str:
         """The sentence for an end that is the script's own fault; a death by a signal is not."""
+        told = self._errors.get(worker, "")
+        status = self.state.status_of(worker)
+        if not told and code == 0 and (status is None or status.phase is Phase.STARTING):
+            return (
+                f"worker {worker} ended before it trained: the script must call melodeon.join(...) and go through "
+                "job.epochs(...); `melodeon run --static` runs any script"
+            )
         if code is None or code <= 0:
-            return self._errors.get(worker, "")
-        log = Path(self._config.run_dir) / f"worker-{worker}.log"
-        return self._errors.get(worker) or f"worker {worker} ended with exit code {code}: see {log}"
+            return told
+        return told or f"worker {worker} ended with exit code {code}"
 
     def _kill(self, process: _Process) -> None:
         if not process.ended:
@@ -233,6 +241,7 @@ class Workers:
 
     def _start(self, order: WorkerOrder) -> None:
         self._mark(order.worker).touch()
+        failpoint("agent.start")
         self.nursery.start(
             Start(
                 worker=order.worker,
@@ -255,6 +264,7 @@ class Workers:
         )
 
     def _tell(self, worker: int, notice: Notice) -> None:
+        failpoint("agent.notice")
         writer = self._writers.get(worker)
         if writer is not None:
             writer.write(wire.pack(notice))

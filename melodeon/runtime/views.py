@@ -19,8 +19,8 @@ import torch.distributed as dist
 from melodeon.coord.failpoint import failpoint
 from melodeon.coord.messages import Phase
 from melodeon.core.errors import WorkerLost
-from melodeon.core.view import View
 from melodeon.core.replication import Place, plan
+from melodeon.core.view import View
 from melodeon.runtime.carrier import Pending
 from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.group import Group
@@ -29,7 +29,7 @@ from melodeon.runtime.reduce import Signals
 from melodeon.runtime.transfer import Door, describe, furnish, replicate
 
 NOTHING = -1
-"""Steps committed by a worker that has no state, or had some and was interrupted while it received another."""
+"""Steps committed by a worker that has no state."""
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +58,6 @@ class Trainer(Protocol):
 
     def capture(self) -> dict[str, Any]:
         """The job's state at the last boundary."""
-
-    def lose(self) -> None:
-        """From here on, until `restore`, this worker's state is not whole."""
 
     def restore(self, captured: dict[str, Any]) -> None:
         """Go on from this state."""
@@ -222,6 +219,7 @@ class Views:
             failpoint("view.connect")
             if group.size > 1:
                 group.meet(_meeting(view, self._folder), view.generation, host=self._host)
+            failpoint("view.met")
             door = Door(self._host or "127.0.0.1")
             offers = [
                 msgspec.msgpack.decode(body, type=Offer)
@@ -232,6 +230,7 @@ class Views:
                 door,
                 {number: offer.invitation for number, offer in enumerate(offers)},
             )
+            failpoint("view.opened")
             described = max((offer.description for offer in offers), key=len)
             if self.generation == 0 and described:
                 connection.room = furnish(described, self._trainer.capture())
@@ -262,6 +261,7 @@ class Views:
         failpoint("view.gathered")
         top = max(standing.step for standing in standings)
         if top == NOTHING:
+            failpoint("view.begin")
             trainer.begin(group)
         else:
             self._copy(view, group, standings, connection)
@@ -271,6 +271,7 @@ class Views:
         if b"other" in group.gather_bytes(b"same" if trainer.layout() == prepared.layout else b"other"):
             exchange = group.call(trainer.open_exchange, group, view)
         due = next((standing.due for standing in standings if standing.step == top and standing.due is not None), None)
+        failpoint("view.seat")
         trainer.reseat(group, view, exchange, due)
         old, self._group, self.generation = self._group, group, view.generation
         self._view = view
@@ -303,8 +304,11 @@ class Views:
                 check=alarm.check,
             )
             return
-        room = connection.room if connection.room is not None else self._trainer.capture()
-        self._trainer.lose()  # it is overwritten in place
+        # A newcomer's memory is filled in place. Who has a state keeps it until the newer one is whole: if the holder
+        # dies meanwhile, it is what the others go on from.
+        room = None
+        if standings[group.rank].step == NOTHING:
+            room = connection.room if connection.room is not None else self._trainer.capture()
         received = replicate(group.rank, copies, connection.door, connection.invitations, into=room, check=alarm.check)
         assert received is not None, "who is behind receives"
         failpoint("view.received")

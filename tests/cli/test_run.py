@@ -39,13 +39,13 @@ def melodeon(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_what_follows_the_script_is_the_scripts(folder: Path) -> None:
-    done = melodeon(folder, "run", "--workers", "2", "train.py", "--workers", "5", "--", "--json", "-x")
+    done = melodeon(folder, "run", "--static", "--workers", "2", "train.py", "--workers", "5", "--", "--json", "-x")
     assert done.returncode == 0
     assert done.stdout == "args ['--workers', '5', '--', '--json', '-x']\n"
 
 
 def test_progress_and_the_summary_go_to_stderr(folder: Path) -> None:
-    done = melodeon(folder, "run", "--name", "a", "train.py")
+    done = melodeon(folder, "run", "--static", "--name", "a", "train.py")
     assert "8 virtual workers as 4,4 on cpu, order tree, D1" in done.stderr
     assert "step 1/2 loss 0.25" in done.stderr
     assert "a note for the person" in done.stderr
@@ -56,7 +56,7 @@ def test_progress_and_the_summary_go_to_stderr(folder: Path) -> None:
 
 
 def test_quiet_leaves_only_the_script(folder: Path) -> None:
-    done = melodeon(folder, "run", "--quiet", "train.py")
+    done = melodeon(folder, "run", "--static", "--quiet", "train.py")
     assert (done.stdout, done.stderr) == ("args []\n", "")
 
 
@@ -71,8 +71,16 @@ def test_json_is_all_of_stdout(folder: Path) -> None:
     assert record["command"][:3] == ["melodeon", "run", "--json"]
 
 
+def test_a_script_that_does_not_train_is_told_what_to_do(folder: Path) -> None:
+    (folder / "plain.py").write_text("print('hello')\n")
+    done = melodeon(folder, "run", "plain.py")
+    assert done.returncode == 1
+    assert done.stdout == "hello\n"
+    assert "worker 0 ended before it trained: the script must call melodeon.join(...)" in done.stderr
+
+
 def test_a_failed_worker_is_named_with_its_last_words(folder: Path) -> None:
-    done = melodeon(folder, "run", "--workers", "2", "train.py", "--fail")
+    done = melodeon(folder, "run", "--static", "--workers", "2", "train.py", "--fail")
     assert done.returncode == 1
     assert "[worker 1] ValueError: worker one's own trouble" in done.stderr
     assert "error: worker 1 ended with exit code 1 (log: " in done.stderr
@@ -115,7 +123,7 @@ def test_a_missing_torch_is_said_before_anything_starts(folder: Path) -> None:
 
 def test_a_reader_that_leaves_does_not_end_the_run(folder: Path) -> None:
     (folder / "chatty.py").write_text("for _ in range(50_000): print('line after line')\n")
-    command = [sys.executable, "-m", "melodeon", "run", "--quiet", "chatty.py"]
+    command = [sys.executable, "-m", "melodeon", "run", "--static", "--quiet", "chatty.py"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
