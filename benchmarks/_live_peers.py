@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from _live import SCRIPTS, Commits, read_commits, thread_env, wait_until
+from _live import SCRIPTS, Commits, read_commits, step_times, thread_env, wait_until
 
 RENDEZVOUS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120"
 HEARTBEAT_TIMEOUT_MS = 1000
@@ -62,14 +63,18 @@ class Crew:
 
     def launch(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start one process, its words to a file."""
-        with (self._folder / f"{type(self).__name__.lower()}-{len(self._running)}.log").open("wb") as said:
+        with self.log_of(len(self._running)).open("wb") as said:
             process = subprocess.Popen(command, env={**thread_env(), **env}, stdout=said, stderr=said)
         self._running.append(process)
         return process
 
+    def log_of(self, number: int) -> Path:
+        """What the process that was started as this one says."""
+        return self._folder / f"{type(self).__name__.lower()}-{self.model}-{number}.log"
+
     def said(self) -> str:
         """The last words of all of them."""
-        paths = sorted(self._folder.glob(f"{type(self).__name__.lower()}-*.log"))
+        paths = sorted(self._folder.glob(f"{type(self).__name__.lower()}-{self.model}-*.log"))
         return "\n".join(f"-- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
 
     def commits(self) -> dict[int, Commits]:
@@ -90,6 +95,11 @@ class Crew:
 
         wait_until(true, why_not, limit_s)
 
+    def step_s(self, after_ns: int) -> float:
+        """Median seconds of a step since a moment."""
+        recent = [{step: at for step, at in commits.items() if at > after_ns} for commits in self.commits().values()]
+        return statistics.median(seconds for commits in recent for seconds in step_times(commits))
+
     def settled(self, workers: int, after_ns: int, steps: int) -> bool:
         """Whether so many processes, and they alone, have done so many steps since a moment."""
         recent = {pid: sum(at > after_ns for at in commits.values()) for pid, commits in self.commits().items()}
@@ -99,8 +109,6 @@ class Crew:
 
 class Torchrun(Crew):
     """Agents that share a rendezvous."""
-
-    absent = ""
 
     def __init__(self, folder: Path, model: str, nodes: str = "1:2") -> None:
         super().__init__(folder, model)
@@ -116,8 +124,15 @@ class Torchrun(Crew):
         script = [str(SCRIPTS / "train_ddp.py"), "--model", self.model, "--commits", str(self.logs)]
         return self.launch(
             [sys.executable, "-m", "torch.distributed.run", *options, *script, "--checkpoint", str(self._checkpoint)],
-            {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "LOGLEVEL": "INFO"},
         )
+
+    def spare(self, workers: int) -> subprocess.Popen[bytes]:
+        """Start an agent beyond the most nodes, and wait until it waits for a place."""
+        number = len(self._running)
+        agent = self.agent(workers)
+        self.until(lambda: "Rendezvous'ing worker group" in self.log_of(number).read_text(errors="replace"))
+        return agent
 
     def pause(self, at_ns: int) -> tuple[float, int]:
         """Seconds from the last commit of the old processes to the first of the new, and the steps done again."""

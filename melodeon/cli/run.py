@@ -9,9 +9,11 @@ import typer
 
 from melodeon.backends.elastic import Elastic
 from melodeon.backends.runs import Report, Request, perform
+from melodeon.cli.batches import read_curves, read_history
 from melodeon.cli.output import print_json
 from melodeon.cli.progress import choose
 from melodeon.cli.training import checked_launch, explain_failure
+from melodeon.coord.hybrid import HybridConfig
 from melodeon.coord.master_state import JobConfig
 from melodeon.core.assignment import Assignment
 from melodeon.core.determinism import DEFAULT
@@ -37,6 +39,9 @@ def run(
     store: Annotated[str | None, typer.Option(help="etcd's URL, as the coordination store.")] = None,
     straggler: Annotated[float, typer.Option(min=0, help="So much slower than the others is slow; 0: off.")] = 1.5,
     patience: Annotated[int, typer.Option(min=1, help="Steps in a row before a worker counts as slow.")] = 10,
+    hybrid: Annotated[bool, typer.Option("--hybrid", help="Let the batch grow with the workers; other bits.")] = False,
+    curves: Annotated[str | None, typer.Option(help="Scaling curves for --hybrid, a JSON file.")] = None,
+    batch_history: Annotated[str | None, typer.Option(help="Train with the batches of this run or file.")] = None,
     no_resume: Annotated[bool, typer.Option("--no-resume", help="Ignore existing checkpoints.")] = False,
     runs_root: Annotated[str, typer.Option(help="Where runs are kept.")] = Launch().runs_root,
     name: Annotated[str | None, typer.Option(help="The run's id.")] = None,
@@ -48,6 +53,11 @@ def run(
     The result does not depend on --workers or --assignment, only the time does.
     """
     counts = _counts(workers, assignment)
+    if (hybrid or curves) and (static or record_ops or counts or batch_history or not hybrid):
+        raise UsageError(
+            "--hybrid changes the batch when the job grows: it goes with --curves, and not with --static, "
+            "--assignment, --record-ops or --batch-history"
+        )
     launch = replace(
         checked_launch(script, determinism=determinism, threads=threads, order=order, steps=steps, runs_root=runs_root),
         num_workers=len(counts) if counts else workers or 1,
@@ -56,6 +66,8 @@ def run(
         record_ops=record_ops,
         record_states=record_states,
         resume=not no_resume,
+        hybrid=hybrid,
+        batch_history=read_history(batch_history),
     )
     command = ["melodeon", *sys.argv[1:]]
     elastic = None
@@ -67,6 +79,7 @@ def run(
             restarts=restarts,
             straggler_factor=straggler,
             straggler_patience=patience,
+            hybrid=HybridConfig(curves=read_curves(curves)) if hybrid else None,
         )
         elastic = Elastic(job=job, agents=agents, store=store)
     request = Request(script=script, args=args or (), launch=launch, name=name, command=command, elastic=elastic)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from melodeon.cli.batches import HISTORY_FILE, read_history
 from melodeon.cli.output import WIDTH, print_json
 from melodeon.cli.training import checked_launch
 from melodeon.cli.verify_progress import choose_display
@@ -29,6 +30,8 @@ def check_receipt(
     if not expected.entries:
         raise UsageError(f"receipt {path} has no entry to check: let the run that writes it do at least one step")
     launch = _launch(expected, script, runs_root)
+    if (Path(path).parent / HISTORY_FILE).is_file():  # its batch changed: as it did then
+        launch = replace(launch, batch_history=read_history(str(Path(path).parent / HISTORY_FILE)))
     series = Series(script, args, replace(launch, num_workers=counts[0]), choose_display())
     try:
         report = series.start(series.launch, f"up to step {expected.entries[-1].step}", "receipt")

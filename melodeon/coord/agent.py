@@ -62,6 +62,8 @@ class Agent:
     async def run(self) -> int:
         """Serve until the job is over; does not return if the launcher is gone."""
         config = self._config
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        identify(config.agent, spared=lambda found: found.getsockname() == config.socket, soon=soon)
         await self._downlinks.open(config.listen)
         state = await self._register()
         self._workers = Workers(config, state, on_news=self._on_news)
@@ -113,6 +115,7 @@ class Agent:
         config = self._config
         config.node_dir.mkdir(parents=True, exist_ok=True)
         incarnation = await self._enter_lease()
+        failpoint("agent.registered")
         master = await self._store.get(config.prefix + "master")
         return AgentState(
             agent=config.agent,
@@ -135,6 +138,7 @@ class Agent:
     async def _keep_lease(self) -> None:
         while True:
             await asyncio.sleep(self._config.ttl_s / 3)
+            failpoint("agent.lease")
             try:
                 await self._store.refresh(self._lease)
             except LeaseLost:
@@ -217,6 +221,7 @@ class Agent:
     async def _farewell(self) -> None:
         """The job is over when the master has said so, nobody runs here, and the others know."""
         await self._over.wait()
+        failpoint("agent.over")
         await self._workers.empty.wait()
         if self._runner is not None:
             with contextlib.suppress(TimeoutError):
@@ -235,6 +240,7 @@ class Agent:
                     case Brood():
                         self._workers.nursery.heard(message, writer)
                     case Ask():
+                        failpoint("agent.ask")
                         self._uplink.ask(message, writer)
                     case Watch():
                         self._events.watch(writer)
@@ -287,7 +293,6 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         config = read_config(Path(argv[1]))
-        identify(config.agent)
         return asyncio.run(_run(config))
     except MelodeonError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -58,11 +58,15 @@ class MasterRunner:
 
     async def run(self) -> None:
         """Be the master until the term is over (raises Fenced) or the task is cancelled."""
+        failpoint("master.elected")
         master = await self._load()
-        self._events.record(Record(kind="master", values={"agent": self._config.agent, "fence": self._fence.created}))
         watching = asyncio.gather(self._watch_agents(), self._miss_agents(master))
         try:
-            wake_at = await self._settle(master.on_tick(time.monotonic()), master)
+            outcome = master.on_tick(time.monotonic())
+            values = {"agent": self._config.agent, "fence": self._fence.created}
+            outcome.records.insert(0, Record(kind="master", values=values))
+            outcome.dirty = True  # a term that is over already is refused here, before anybody hears of it
+            wake_at = await self._settle(outcome, master)
             while True:
                 await self._wait(wake_at)
                 failpoint("master.event")
@@ -100,6 +104,7 @@ class MasterRunner:
             elif isinstance(event, Ask):
                 parts.append(master.on_ask(event, now))
             else:
+                failpoint("master.bereft")
                 parts.append(master.on_agent_lost(event, now))
         for part in parts or [master.on_tick(now)]:
             whole.orders.update(part.orders)
@@ -116,11 +121,14 @@ class MasterRunner:
             failpoint("master.stored")
         for record in outcome.records:
             self._events.record(record)
+        failpoint("master.recorded")
         for agent, orders in outcome.orders.items():
             self._send_orders(agent, orders)
+            failpoint("master.ordered")
         for answer in outcome.answers:
             for reply in self._replies.pop(answer.id, {}).values():
                 reply(answer)
+                failpoint("master.answered")
         self._check_farewell(master.state)
         return outcome.wake_at
 

@@ -51,7 +51,7 @@ def _advance(turn: Turn, change: Change) -> bool:
     if not target:
         # All of the view have trained to the end, or are about to be replaced by a view that is not planned.
         return False
-    if not change.adding and change.what in ADDERS and not change.views:
+    if not change.adding and change.what in ADDERS and (not change.views or change.what == "migrate"):
         # Nothing is left of what was to be added, so nothing that depended on it happens either.
         finish(turn, change, ok=False)
         return True
@@ -59,7 +59,8 @@ def _advance(turn: Turn, change: Change) -> bool:
     if same and (change.what != "rebalance" or change.views or counts_for(state, target) == _counts(state)):
         finish(turn, change, ok=True)
         return True
-    _set_batch(turn, target)
+    if change.what in GROWERS:
+        _set_batch(turn, target)
     propose(turn, target, planned=True, reason=change.reason)
     change.views += 1
     turn.move_change(change, Stage.SWITCHING)
@@ -134,6 +135,8 @@ def _forget_lost(turn: Turn, change: Change) -> None:
             if change.what == "replace" and turn.state.restarts_left > 0:
                 turn.state.restarts_left -= 1
                 turn.state.owed += 1
+            elif change.what == "migrate":
+                change.removing = change.removing[: len(change.adding)]  # who has no successor stays
             elif change.what in ("scale_out", "scale"):
                 turn.state.wanted = max(1, turn.state.wanted - 1)
     change.removing = [worker for worker in change.removing if alive(turn.state, worker)]
@@ -276,5 +279,7 @@ BEGIN: dict[str, Callable[[Turn, Change], str]] = {
     "rebalance": lambda _turn, _change: "",  # the weights are set; the next view takes them
 }
 
+# What people ask for may change the batch: not a replacement of who was lost, nor the sizes that a profile walks.
+GROWERS = frozenset({"scale_out", "scale"})
 # What a change of these kinds does depends on its newcomers.
 ADDERS = frozenset({"scale_out", "replace", "migrate"})

@@ -4,17 +4,29 @@
 
 means: kill the process the third time it passes `step.exchange`; stop it (SIGSTOP) the first time worker 2 passes
 `view.copy`. Without the variable a failpoint is one look into an empty dictionary.
+
+    MELODEON_FAILPOINTS="dir:/FOLDER"
+
+means: whoever finds the file `view.copy@2` there when it passes `view.copy` as worker 2 does what the file says
+(`kill`, `stop`, `cut`, or `cut:3`, which heals after 3 s) and renames it to `view.copy@2.struck` before. So a test can
+arm a failpoint while the job runs, each strikes once, and the test sees that it has.
 """
 
 import os
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from melodeon.core.errors import UsageError
 
 VARIABLE = "MELODEON_FAILPOINTS"
 ACTIONS = ("kill", "stop", "cut")
+FOLDER = "dir:"
+
+Soon = Callable[[Callable[[], None]], object]
 
 
 @dataclass(slots=True)
@@ -40,19 +52,33 @@ def parse(text: str) -> dict[str, list[_Armed]]:
     return found
 
 
-_armed = parse(os.environ.get(VARIABLE, ""))
+def _read() -> tuple[dict[str, list[_Armed]], Path | None]:
+    text = os.environ.get(VARIABLE, "")
+    if text.startswith(FOLDER):
+        return {}, Path(text.removeprefix(FOLDER))
+    return parse(text), None
+
+
+_armed, _folder = _read()
 _who = ""
-_cut: Callable[[], None] | None = None
+_spared: Callable[..., bool] = lambda _: False  # noqa: E731
+_soon: Soon = lambda act: act()  # noqa: E731
 
 
-def identify(who: str, cut: Callable[[], None] | None = None) -> None:
-    """Say which worker or agent this process is, and how to lose its connections; reads the variable again."""
-    global _armed, _who, _cut  # one process is one worker or agent
-    _armed, _who, _cut = parse(os.environ.get(VARIABLE, "")), who, cut
+def identify(who: str, spared: Callable[..., bool] | None = None, soon: Soon | None = None) -> None:
+    """Say which worker or agent this process is; reads the variable again.
+
+    `spared` says which sockets a cut leaves alone, and `soon` calls something where the sockets are used.
+    """
+    global _armed, _folder, _who, _spared, _soon  # one process is one worker or agent
+    (_armed, _folder), _who = _read(), who
+    _spared, _soon = spared or _spared, soon or _soon
 
 
 def failpoint(name: str) -> None:
     """Do here what the variable asks for, if it does."""
+    if _folder is not None:
+        _look(_folder, name)
     for armed in _armed.get(name, ()):
         if armed.who is None or armed.who == _who:
             armed.passed += 1
@@ -60,9 +86,24 @@ def failpoint(name: str) -> None:
                 _strike(armed.action)
 
 
+def _look(folder: Path, name: str) -> None:
+    path = folder / f"{name}@{_who}"
+    with suppress(FileNotFoundError):
+        action = path.read_text()
+        path.rename(f"{path}.struck")  # for one of several threads only
+        _strike(action)
+
+
 def _strike(action: str) -> None:
-    if action == "cut":
-        if _cut is not None:
-            _cut()
+    if action.startswith("cut"):
+        from melodeon.coord.cutoff import Cutoff
+
+        cutoff = Cutoff(_spared)
+        cutoff.begin()
+        seconds = action.partition(":")[2]
+        if seconds:
+            healing = threading.Timer(float(seconds), lambda: _soon(cutoff.heal))
+            healing.daemon = True
+            healing.start()
     else:
         os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)

@@ -17,8 +17,6 @@ Curves = Mapping[int, Mapping[int, float]]
 class HybridConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a job that allows it grows its batch."""
 
-    ramp_steps: int = 100
-    """T: steps over which the learning rate moves to its new value."""
     max_factor: int = 64
     """The total batch never exceeds this many times the first one."""
     curves: dict[int, dict[int, float]] = {}

@@ -48,6 +48,10 @@ def take_status(turn: Turn, info: WorkerInfo, status: Status) -> None:
     info.address, info.checkpoint = status.address, status.checkpoint
     info.preempted, info.broken = status.preempted, status.broken
     info.error = status.error
+    if status.factor and turn.state.batch[1] == 0 and status.factor != turn.state.batch[0]:
+        # It came with a checkpoint: no view of this job has changed it yet.
+        turn.state.batch = (status.factor, 0)
+        turn.dirty = True
     if status.phase not in WORKER_MOVES[info.phase]:
         return
     if info.phase is Phase.STARTING and not _same_definition(turn, info, status):

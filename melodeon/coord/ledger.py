@@ -1,4 +1,4 @@
-"""The master's book of partitions on demand: which worker holds which, and how far committed steps have come.
+"""The book of partitions on demand: which worker holds which, and how far committed steps have come.
 
 Partitions are handed out from the front of the epoch's line. Who holds one keeps it until it is used up, or until the
 worker is gone or has left; then it is handed out again, to go on where the last committed step ended. Pure: no IO, no

@@ -32,8 +32,6 @@ class Member:
         self.stop = False
         self.checkpoint = 0
         """The newest checkpoint that was asked for."""
-        self.parts: dict[str, int] = {}
-        self.epoch_parts = -1
         self.batch = (1, 0)
 
     def on_notice(self, notice: Notice) -> bool:
@@ -45,7 +43,7 @@ class Member:
         self.released = self.released or notice.released
         self.stop = self.stop or notice.stop
         self.checkpoint = max(self.checkpoint, notice.checkpoint)
-        self.parts, self.epoch_parts, self.batch = notice.parts, notice.epoch_parts, notice.batch
+        self.batch = notice.batch
         self.number = notice.number
         return True
 

@@ -56,14 +56,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The highest checkpoint request that it has carried out."""
     preempted: bool = False
     """It was told (SIGTERM) to give its device back."""
-    wants: int = 0
-    """Partitions that it would like to hold, in the on-demand mode of partitioned data."""
-    parts: dict[str, int] = {}
-    """Partition -> samples of it that committed steps have used, for those that the job has begun in this epoch."""
     digest: str = ""
     """With DONE: digest of the final state."""
     error: str = ""
     """A sentence, if the script ended by an error of its own; such an error ends the job."""
+    factor: int = 0
+    """Hybrid scaling: the batch factor that it trains with; 0 before it has any state."""
     broken: int = 0
     """The generation whose group failed under it (or could not be connected) while no newer view has come: the master
     makes a new view of the same workers. 0: none."""
@@ -84,10 +82,6 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
     """The job stops at the next step boundary (with a checkpoint, if the script keeps some)."""
     checkpoint: int = 0
     """Write a checkpoint at the next boundary if this is higher than the last one carried out."""
-    parts: dict[str, int] = {}
-    """Partitions handed to it -> the sample to go on from."""
-    epoch_parts: int = -1
-    """The epoch that `parts` belong to; -1: none."""
     batch: tuple[int, int] = (1, 0)
     """Hybrid scaling: (batch factor, the generation from which it holds)."""
 

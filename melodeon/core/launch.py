@@ -64,6 +64,10 @@ class Launch:
     """This node's address, as other nodes reach it; empty where the whole job is on one host."""
     slot: int = 0
     """Its device slot on the node."""
+    hybrid: bool = False
+    """The master may change the total batch when it changes the number of workers, if the script agrees."""
+    batch_history: tuple[tuple[int, int], ...] | None = None
+    """(step, batch factor) of an earlier run, to be trained again; None: whoever decides."""
     lifeline_fd: int | None = None
     """A pipe from the launcher: when it closes, the launcher is gone and the worker ends."""
 

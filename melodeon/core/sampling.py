@@ -4,6 +4,9 @@ The order is that of PyTorch's DistributedSampler over V ranks: a permutation of
 V, dealt out like cards (rank r takes positions r, r + V, ...), then cut into batches. So one step of all virtual
 workers is one contiguous block of the permutation, and only an epoch's last step can be short or padded. Where the job
 stands is one integer, the cursor; everything else follows from it.
+
+With a batch factor k a step is dealt to V * k ranks and takes k such blocks at once. The cursor goes on counting single
+blocks, so the factor may change in the middle of an epoch: every sample still comes once.
 """
 
 from dataclasses import dataclass
@@ -74,38 +77,48 @@ class EpochPlan:
         """The one integer that stands for a step of an epoch."""
         return epoch * self.steps_per_epoch + step
 
-    def positions(self, step: int, rank: int) -> range:
+    def after(self, cursor: int, factor: int = 1) -> int:
+        """The cursor after a step with this batch factor; a step never reaches into the next epoch."""
+        epoch, step = self.at(cursor)
+        return self.cursor(epoch, min(step + factor, self.steps_per_epoch))
+
+    def positions(self, step: int, rank: int, factor: int = 1) -> range:
         """The positions of the epoch's permutation in this batch; take them modulo `num_samples`."""
-        dealt = self._dealt(step, rank)
+        dealt = self._dealt(step, rank, factor)
         if self.uneven == "exact":
             # A batch is never empty, since the model must run: all padding stays in, with weight 0.
             return dealt[: self._num_real(dealt)] or dealt
         return dealt
 
-    def num_padding(self, step: int, rank: int) -> int:
+    def num_padding(self, step: int, rank: int, factor: int = 1) -> int:
         """How many samples of this batch are there a second time in the epoch."""
-        batch = self.positions(step, rank)
+        batch = self.positions(step, rank, factor)
         return len(batch) - self._num_real(batch)
 
-    def num_counted(self, step: int, rank: int) -> int:
+    def num_counted(self, step: int, rank: int, factor: int = 1) -> int:
         """How many samples of this batch count: all, except where `exact` keeps one only to have something to run."""
-        batch = self.positions(step, rank)
+        batch = self.positions(step, rank, factor)
         return self._num_real(batch) if self.uneven == "exact" else len(batch)
 
-    def weight(self, step: int, rank: int) -> float:
+    def weight(self, step: int, rank: int, factor: int = 1) -> float:
         """The factor that makes the mean over virtual workers of mean losses the mean over the step's samples."""
         if self.uneven != "exact":
             return 1.0
-        # num_counted * V / (samples of the step); exactly 1.0 where all batches are equally full
+        # num_counted * ranks / (samples of the step); exactly 1.0 where all batches are equally full
+        ranks = self.virtual_workers * factor
         first = self.virtual_workers * step * self.batch_size
-        in_step = min(first + self.virtual_workers * self.batch_size, self.num_samples) - first
-        return self.num_counted(step, rank) * self.virtual_workers / in_step
+        in_step = min(first + ranks * self.batch_size, self.num_samples) - first
+        return self.num_counted(step, rank, factor) * ranks / in_step
 
-    def _dealt(self, step: int, rank: int) -> range:
-        if not (0 <= step < self.steps_per_epoch and 0 <= rank < self.virtual_workers):
-            raise IndexError(f"step {step} of virtual rank {rank} is outside {self}")
-        first, last = step * self.batch_size, min((step + 1) * self.batch_size, self.samples_per_rank)
-        return range(rank + self.virtual_workers * first, rank + self.virtual_workers * last, self.virtual_workers)
+    def _dealt(self, step: int, rank: int, factor: int) -> range:
+        ranks = self.virtual_workers * factor
+        if not (0 <= step < self.steps_per_epoch and 0 <= rank < ranks):
+            raise IndexError(f"step {step} of virtual rank {rank} with batch factor {factor} is outside {self}")
+        first = self.virtual_workers * step * self.batch_size
+        # A full batch each, or an equal share of what the epoch has left, padded where that does not divide.
+        left = self.samples_per_rank * self.virtual_workers - first
+        each = min(self.batch_size, -(-left // ranks))
+        return range(first + rank, first + rank + ranks * each, ranks)
 
     def _num_real(self, batch: range) -> int:
         # Positions rise, so padding (positions past the dataset) is at the end.

@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 import torch
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.core.errors import UsageError, WorkerLost
 from melodeon.runtime.engine import Engine
 from melodeon.runtime.finite import FiniteCheck
@@ -66,6 +67,8 @@ class Beat:
         self.step = 0
         """Steps that are complete."""
         self.turn: Turn | None = None
+        self.before_commit: Callable[[], Callable[[], None] | None] = lambda: None
+        """Learns from the other workers what is to be done at the step's commit."""
         self.watch: Watch | None = None
         """Records or scans operators, where the launcher asked for it."""
         self._engine = engine
@@ -134,13 +137,20 @@ class Beat:
         finite = self._finite.verdict(self.step)
         self.busy_s = time.perf_counter() - self._began
         if self._signals is None:
-            return self._engine.finish(self.step, finite=finite, skip=self._skip)
+            commit = self.before_commit()
+            header = self._engine.finish(self.step, finite=finite, skip=self._skip)
+            if commit is not None:
+                commit()
+            return header
         try:
+            commit = self.before_commit()
             header = self._engine.finish(self.step, finite=finite, skip=self._skip, signals=self._signals())
         except WorkerLost:
             turn.dropped = True
             self._engine.give_up()
             return None
+        if commit is not None:
+            commit()
         self.agreed = header.signals
         return header
 
@@ -153,6 +163,7 @@ class Beat:
                 f"{type(optimizer).__name__} stepped twice in step {self.step}: call optimizer.step() once after "
                 "job.backward(loss)"
             )
+        failpoint("step.update")
         self._updated.add(id(optimizer))
         header = self.turn.header
         return header is None or header.finite or not self._skip

@@ -7,6 +7,8 @@ everybody has committed its last step, so two workers are never more than one st
 
 import hashlib
 import json
+import os
+import signal
 import time
 from collections import deque
 from pathlib import Path
@@ -20,6 +22,7 @@ from melodeon.core.view import View
 from melodeon.runtime import wrapping
 from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.group import Group
+from melodeon.runtime.hybrid import scaled
 from melodeon.runtime.link import Link
 from melodeon.runtime.reduce import Signals
 from melodeon.runtime.views import NOTHING, Standing, Views
@@ -45,7 +48,8 @@ class Elastic:
         self._due: int | None = None
         """The loader whose boundary is not finished."""
         self._definition = ""
-        self._checkpoint = link.notice.checkpoint
+        self._checkpoint = 0
+        """The newest checkpoint that was asked for and is on the disk; everybody in a view has the same number."""
         self._busy: deque[float] = deque(maxlen=_BUSY_STEPS)
         self._committed_at = time.monotonic()
         self._pausing = False
@@ -85,6 +89,8 @@ class Elastic:
             elif self._views.outdated():
                 self._pausing = True
                 self._views.renew()
+            elif self._job.batches.due(self._job.beat.step) is not None:
+                self._rebatch()
             else:
                 failpoint("step.begin")
                 return
@@ -110,6 +116,7 @@ class Elastic:
     def _finish_boundary(self, loader: int) -> None:
         try:
             self._job.finish_boundary(loader)
+            failpoint("boundary.done")
             self._answer_checkpoint()
         except WorkerLost:
             self._lost = True
@@ -119,14 +126,16 @@ class Elastic:
     def _answer_checkpoint(self) -> None:
         asked = self._job.beat.agreed.checkpoint
         if asked > self._checkpoint:
-            self._checkpoint = asked
             self._job.store_on_request()
+            failpoint("boundary.stored")
+            self._checkpoint = asked
             self._link.post(checkpoint=asked)
 
     def finish(self) -> None:
         """The loop is over: the last entries, together with whoever is left."""
         while True:
             self.keep_up()
+            failpoint("finish.begin")
             try:
                 self._job.finish_together()
             except WorkerLost:
@@ -136,11 +145,22 @@ class Elastic:
 
     def done(self, digest: str | None) -> None:
         """The script has ended well."""
+        failpoint("finish.done")
         self._link.post(phase=Phase.DONE, digest=digest or "", step=self._job.beat.step)
         write_last_words(Path(self._job.run_dir), self._link.status)
         self._link.flush()
+        failpoint("finish.told")
+
+    def _rebatch(self) -> None:
+        try:
+            self._job.rebatch()
+        except WorkerLost:
+            self._lost = True
+        else:
+            self._link.post(factor=self._job.batches.running)
 
     def _switch(self) -> None:
+        failpoint("view.flush")
         try:
             self._job.flush_metrics()  # what a leaver has not told yet would be lost with it
         except WorkerLost:
@@ -154,15 +174,28 @@ class Elastic:
     def standing(self) -> Standing:
         """How far this worker has come."""
         step = self._job.beat.step if self._whole else NOTHING
-        return Standing(step=step, definition=self._definition, due=self._due)
+        agreed = self._job.beat.agreed
+        return Standing(
+            step=step,
+            definition=self._definition,
+            due=self._due,
+            agreed=(agreed.armed, agreed.checkpoint, agreed.stop),
+            checkpoint=self._checkpoint,
+        )
 
     def layout(self) -> str:
         """What an exchange depends on besides its view."""
-        return self._job.engine.layout()
+        return f"{self._job.engine.layout()} x{self._factor()}"
+
+    def _factor(self) -> int:
+        """The batch factor to enter the next view with. The master changes it with a view, and not again before all
+        have entered that: so everybody who enters a view has heard the same.
+        """
+        return self._job.batches.at_entry(self._job.beat.step, self._link.notice.batch)
 
     def open_exchange(self, group: Group, view: View) -> Exchange:
         """Open the exchange of a view, on its carrier."""
-        return self._job.engine.open_exchange(group, view.assignment)
+        return self._job.engine.open_exchange(group, scaled(view.assignment, self._factor()))
 
     def begin(self, group: Group) -> None:
         """Nobody has any state: compare models, read the newest checkpoint."""
@@ -177,12 +210,13 @@ class Elastic:
         """The job's state, with what its journal must know to go on."""
         return {"state": self._job.capture(), "journal": self._job.journal.carried()}
 
-    def lose(self) -> None:
-        """From here on, until `restore`, this worker's state is not whole."""
-        self._whole = False
-
     def restore(self, captured: dict[str, Any]) -> None:
         """Go on from another worker's state."""
+        if self._job.stands_elsewhere(captured["state"]):
+            # A leaver that was asked back late. Its script cannot be led to where the others' scripts are; they have
+            # the state and go on without it, as if it had been killed.
+            os.write(2, f"melodeon: worker {self._link.worker} was left behind in an earlier epoch and ends\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
         self._job.restore(captured["state"])
         self._job.journal.adopt(captured["journal"])
         self._whole = True
@@ -191,9 +225,13 @@ class Elastic:
         """The job goes on without this worker."""
         self._job.parted = True
 
-    def reseat(self, group: Group, view: View, exchange: Exchange, due: int | None) -> None:
-        """Train in this view from here on."""
+    def reseat(self, group: Group, view: View, exchange: Exchange, stand: Standing) -> None:
+        """Train in this view from here on; everybody stands where `stand` says."""
         self._busy.clear()
+        self._job.batches.running = self._factor()
+        self._job.members = view.workers
         self._job.reseat(group, view.assignment, exchange)
-        self._due = due
-        self._link.post(step=self._job.beat.step, busy_s=())
+        self._due, self._checkpoint = stand.due, stand.checkpoint
+        self._job.beat.agreed = Signals(*stand.agreed)
+        # No pause yet: that of the view before is not this one's.
+        self._link.post(step=self._job.beat.step, busy_s=(), pause_s=0.0, factor=self._job.batches.running)

@@ -73,6 +73,7 @@ class Feed:
         self._dataset, self._seed, self._shuffle = dataset, seed, shuffle
         self._depth = prefetch_factor * num_workers
         self._ranks = range(0)
+        self._factor = 1  # the batch factor of the steps to come
         self._head: Slot = (0, 0)  # what is taken next
         self._loading: set[Slot] = set()  # asked of the pool
         self._loaded: dict[Slot, Any] = {}  # out of the pool, not taken yet
@@ -106,9 +107,10 @@ class Feed:
         except (TypeError, ValueError) as error:
             raise UsageError(f"PyTorch's DataLoader refuses the loader's options: {error}") from error
 
-    def start(self, ranks: range, cursor: int) -> None:
+    def start(self, ranks: range, cursor: int, factor: int = 1) -> None:
         """Start the loader processes and load ahead for `ranks` from `cursor` on."""
         assert self._pool is None, "the feed is started once"
+        self._factor = factor
         self._look(ranks, (cursor, ranks.start))
         # Linux ends a child with the *thread* that made it, so only a pool of the main thread may be tied to it.
         self._init.dies_with_parent = threading.current_thread() is threading.main_thread()
@@ -133,10 +135,15 @@ class Feed:
                 self._pull(self._pool)
         data = self._loaded.pop(slot)
         self._head = self._after(slot)
-        return Batch(data, self.plan.weight(step, rank), cursor, rank, self.plan.num_counted(step, rank))
+        counted = self.plan.num_counted(step, rank, self._factor)
+        return Batch(data, self.plan.weight(step, rank, self._factor), cursor, rank, counted)
 
-    def reassign(self, ranks: range, cursor: int) -> None:
+    def reassign(self, ranks: range, cursor: int, factor: int = 1) -> None:
         """Serve `ranks` from `cursor` on, keeping what is loaded or loading and still ours."""
+        if factor != self._factor:
+            self._factor = factor
+            self._loading.clear()  # what still comes is of the old factor, and says so
+            self._loaded.clear()
         self._look(ranks, (cursor, ranks.start))
 
     def close(self) -> None:
@@ -156,7 +163,8 @@ class Feed:
         self.close()
 
     def _look(self, ranks: range, head: Slot) -> None:
-        assert 0 <= ranks.start < ranks.stop <= self.plan.virtual_workers, f"{ranks} is not a range of virtual ranks"
+        most = self.plan.virtual_workers * self._factor
+        assert 0 <= ranks.start < ranks.stop <= most, f"{ranks} is not a range of virtual ranks"
         self._ranks, self._head = ranks, head
         self._loading = {slot for slot in self._loading if self._is_ahead(slot)}
         self._loaded = {slot: data for slot, data in self._loaded.items() if self._is_ahead(slot)}
@@ -166,7 +174,9 @@ class Feed:
 
     def _after(self, slot: Slot) -> Slot:
         cursor, rank = slot
-        return (cursor, rank + 1) if rank + 1 in self._ranks else (cursor + 1, self._ranks.start)
+        if rank + 1 in self._ranks:
+            return cursor, rank + 1
+        return self.plan.after(cursor, self._factor), self._ranks.start
 
     def _outlook(self) -> Iterator[Slot]:
         slot = self._head
@@ -183,7 +193,7 @@ class Feed:
             # those that still come are as good, for a batch depends on its name alone.
             self._loading.clear()
             raise
-        if answer is None:
+        if answer is None or answer.factor != self._factor:
             return
         slot = (answer.cursor, answer.virtual_rank)
         if slot in self._loading:
@@ -209,11 +219,11 @@ class Feed:
     def _key(self, slot: Slot) -> Key:
         cursor, rank = slot
         epoch, step = self.plan.at(cursor)
-        batch = self.plan.positions(step, rank)
+        batch = self.plan.positions(step, rank, self._factor)
         order = self._permutation(epoch)
         indices: list[int] = order[batch.start : batch.stop : batch.step].tolist()  # ends where the dataset ends
         indices += [int(order[position % len(order)]) for position in batch[len(indices) :]]
-        return Key(cursor, epoch, step, rank, indices)
+        return Key(cursor, epoch, step, rank, indices, self._factor)
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         """DistributedSampler's, kept for the epochs between the one taken from and the one loaded for."""

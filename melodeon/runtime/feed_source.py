@@ -31,6 +31,8 @@ class Key(NamedTuple):
     step_in_epoch: int
     virtual_rank: int
     indices: list[int]
+    factor: int = 1
+    """The batch factor of the step; with another one the same place in the data gives another batch."""
 
 
 class Loaded(NamedTuple):
@@ -39,6 +41,7 @@ class Loaded(NamedTuple):
     cursor: int
     virtual_rank: int
     data: Any
+    factor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Source(Dataset[Loaded | None]):
         seed_all(derive(self.seed, "data", key.epoch, key.step_in_epoch, key.virtual_rank), CPU)
         fetch_many = getattr(self.dataset, "__getitems__", None)
         samples = fetch_many(key.indices) if fetch_many else [self.dataset[index] for index in key.indices]
-        return Loaded(key.cursor, key.virtual_rank, (self.collate_fn or default_collate)(samples))
+        return Loaded(key.cursor, key.virtual_rank, (self.collate_fn or default_collate)(samples), key.factor)
 
 
 @dataclass(slots=True)

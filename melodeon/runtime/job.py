@@ -27,9 +27,10 @@ from melodeon.runtime.beat import Beat, Left
 from melodeon.runtime.elastic import Elastic
 from melodeon.runtime.engine import Engine
 from melodeon.runtime.exchange import Exchange
-from melodeon.runtime.feed import dataset_length
+from melodeon.runtime.feed import Feed, dataset_length
 from melodeon.runtime.finite import FiniteCheck
 from melodeon.runtime.group import Group
+from melodeon.runtime.hybrid import Batches, scaled
 from melodeon.runtime.journal import Journal
 from melodeon.runtime.keeper import Keeper, Schedule
 from melodeon.runtime.link import Link
@@ -72,6 +73,9 @@ class Job:
         self.engine = engine
         self.journal = journal
         self._facts = dict(facts)
+        self.batches = Batches(launch)
+        self.members: tuple[int, ...] = ()
+        """The numbers of the view's workers, in the order of their ranks; empty where views never change."""
         self.parts = state.Parts()
         self._loaders: list[Loader] = []
         self._elastic = None if link is None else Elastic(self, link, Path(journal.folder), launch.host)
@@ -83,6 +87,7 @@ class Job:
         self._finite = FiniteCheck(settings.nan, may_lag=alone and engine.device.type == "cuda")
         signals = None if self._elastic is None else self._elastic.signals
         self.beat = Beat(engine, self.ranks, self._finite, skip=settings.nan == "skip", signals=signals)
+        self.beat.before_commit = lambda: None if self._pass is None else self._pass.gather_used(self._group)
         self._strangers: RemovableHandle | None = None
         self._epoch = 0
         self._num_epochs: int | None = None
@@ -104,6 +109,23 @@ class Job:
     def virtual_workers(self) -> int:
         """V: the number of virtual workers, which defines the result."""
         return self.settings.virtual_workers
+
+    @property
+    def batch_factor(self) -> int:
+        """How many times the first total batch a step has now: 1, unless `job.hybrid()` was called and it was changed.
+
+        Set it between epochs, to a value that follows from the epoch's number, so that a resumed job sets it alike.
+        """
+        return self.batches.running
+
+    @batch_factor.setter
+    def batch_factor(self, factor: int) -> None:
+        if self.beat.turn is not None:
+            raise UsageError(
+                f"job.batch_factor = {factor} was set inside a step: set it between epochs, before the loop over the "
+                "loader"
+            )
+        self.batches.wish(factor)
 
     @property
     def num_workers(self) -> int:
@@ -207,10 +229,16 @@ class Job:
             raise UsageError("job.loader was called after the training loop began: make loaders before job.epochs(...)")
         if uneven is None:
             uneven = "drop" if drop_last else "exact" if self.settings.order == "tree" else "pad"
-        plan = EpochPlan(dataset_length(dataset), self.virtual_workers, batch_size, uneven)
+        book = None
+        if isinstance(dataset, Partitioned):
+            plan = dataset.plan(self.virtual_workers, batch_size, uneven)
+            book = dataset.book(seed=self.settings.seed, shuffle=shuffle)
+            options |= {} if book is None else {"grants": book}
+        else:
+            plan = EpochPlan(dataset_length(dataset), self.virtual_workers, batch_size, uneven)
         source = self.engine.source(dataset, plan, self.settings.seed, shuffle, options)
         number = len(self._loaders)
-        self._loaders.append(Loader(self, plan, source, number))
+        self._loaders.append(Loader(self, plan, source, number, book))
         self._facts |= {
             f"loader{number}": f"{plan.num_samples} samples, batches of {batch_size}, {plan.uneven}"
             + (", shuffled" if shuffle else "")
@@ -223,6 +251,17 @@ class Job:
         if self._prepared:
             raise UsageError("job.checkpoint was called after the training loop began: call it before job.epochs(...)")
         self._keeper.keep(self._launch.checkpoint_dir or folder, every, keep, strict=strict)
+
+    def hybrid(self, *, ramp_steps: int = 100, history: Iterable[tuple[int, int]] | None = None) -> None:
+        """Agree that the total batch may change during the run, which changes the result.
+
+        It is multiplied by a factor that `melodeon run --hybrid` decides when the job grows, or the script with
+        `job.batch_factor`, or `history` names: `[(step, factor), ...]`. Learning rates follow linearly over
+        `ramp_steps`.
+        """
+        if self._prepared:
+            raise UsageError("job.hybrid was called after the training loop began: call it before job.epochs(...)")
+        self.batches.allow(ramp_steps, history)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -340,8 +379,20 @@ class Job:
 
     def keep_up(self) -> None:
         """Before a step, and before a pass ends: be in the newest view."""
+        if unused := self.batches.unused():
+            self.journal.note(unused)
         if self._elastic is not None:
             self._elastic.keep_up()
+        elif self.batches.due(self.beat.step) is not None:
+            self.rebatch()
+
+    def rebatch(self) -> None:
+        """Go on with another batch factor, in the same view."""
+        factor = self.batches.due(self.beat.step)
+        assert factor is not None, "it was due"
+        exchange = self._group.call(self.engine.open_exchange, self._group, scaled(self.assignment, factor))
+        self.batches.running = factor
+        self._seat(exchange)
 
     def drop(self, loader: Loader) -> None:  # noqa: ARG002
         """A step was given up: run it again in the next view."""
@@ -350,7 +401,9 @@ class Job:
 
     def boundary(self, loader: Loader) -> None:
         """A step is complete: count it, and do what is due."""
-        loader.cursor += 1
+        loader.advance()
+        if self.batches.committed(self.beat.step) and self._group.rank == 0:
+            self.batches.tell(self.journal)
         self.beat.advance()
         self._stopped_in_pass = self.stopping and self._pass is not None
         if self._elastic is not None:
@@ -391,7 +444,17 @@ class Job:
             "cursors": {str(loader.number): loader.cursor for loader in self._loaders},
             **state.capture(self.parts),
             **self.engine.capture(),
+            **self.batches.capture(),
+            **({"demand": demand} if (demand := self._capture_demand()) else {}),
         }
+
+    def _capture_demand(self) -> dict[str, Any]:
+        found = {str(loader.number): loader.capture() for loader in self._loaders}
+        return {number: captured for number, captured in found.items() if captured is not None}
+
+    def stands_elsewhere(self, captured: Mapping[str, Any]) -> bool:
+        """Whether the script is inside another epoch than the captured state, where it cannot go on from it."""
+        return self._in_epochs and int(captured["epoch"]) != self._epoch
 
     def restore(self, captured: Mapping[str, Any]) -> None:
         """Go on from a captured state."""
@@ -399,6 +462,9 @@ class Job:
         self.beat.step, self._epoch = int(captured["step"]), int(captured["epoch"])
         for loader in self._loaders:
             loader.cursor = int(captured["cursors"].get(str(loader.number), 0))
+            if loader.book is not None:
+                loader.restore(captured["demand"][str(loader.number)])
+        self.batches.restore(captured.get("batches"), self.beat.step)
         self.engine.restore(captured, self.beat.step)
 
     def resume(self, group: Group) -> None:
@@ -413,11 +479,25 @@ class Job:
     def reseat(self, group: Group, assignment: Assignment, exchange: Exchange) -> None:
         """Go on as a worker of another view."""
         self._group = self._metrics.group = self._keeper.group = group
-        self.assignment, self.ranks = assignment, assignment.ranks_of(group.rank)
-        self.engine.reseat(group, assignment, exchange)
-        self.beat.reseat(self.ranks)
+        self.assignment = assignment
         self.journal.seat(main=group.rank == 0)
+        if group.rank == 0:
+            self.batches.write(self.journal.folder)  # the one before may have been lost too early
+        self._seat(exchange)
+
+    def _seat(self, exchange: Exchange) -> None:
+        """Run this worker's share of the virtual workers, of which there may be several times V."""
+        seats = scaled(self.assignment, self.batches.running)
+        self.ranks = seats.ranks_of(self._group.rank)
+        self.engine.reseat(self._group, seats, exchange)
+        self.beat.reseat(self.ranks)
+        self._seat_loaders()
+
+    def _seat_loaders(self) -> None:
+        members = self.members or range(self.num_workers)
+        counts = dict(zip(members, self.assignment.counts, strict=True))
         for loader in self._loaders:
+            loader.seat(members[self._group.rank], counts)
             loader.reassign()
 
     def flush_metrics(self) -> None:
@@ -463,7 +543,8 @@ class Job:
         if self._elastic is None:
             wrapping.check_same_model(self.parts.models, self._group)
         self._prepared = True
-        facts = {**self.settings.facts(), **self._facts, **wrapping.describe(self.parts)}
+        self._prepare_batches()
+        facts = {**self.settings.facts(), **self._facts, **self.batches.facts(), **wrapping.describe(self.parts)}
         self.engine.prepare(self.parts)
         self._keeper.definition = Definition(facts)
         self.journal.define(self._keeper.definition)
@@ -475,6 +556,7 @@ class Job:
             self._elastic.join(facts)
         else:
             self.resume(self._group)
+            self._seat_loaders()
         steps = [loader.plan.steps_per_epoch for loader in self._loaders]
         total = num_epochs * max(steps, default=0)
         limit = self._launch.max_steps
@@ -484,6 +566,18 @@ class Job:
             total_steps=min(total, limit) if limit is not None else total,
             steps_per_epoch=max(steps, default=0),
         )
+
+    def _prepare_batches(self) -> None:
+        batches = self.batches
+        batches.check(
+            order=self.settings.order,
+            engine=self._launch.engine,
+            loaders=[(loader.plan.uneven, isinstance(loader.source, Feed)) for loader in self._loaders],
+        )
+        if batches.allowed:
+            self._metrics.width = lambda step: batches.width(step, self.virtual_workers)
+            for optimizer in self.parts.optimizers:
+                batches.follow(optimizer, lambda: None if self.beat.turn is None else self.beat.step)
 
     def _finish(self) -> None:
         self._finished_at = self.beat.step

@@ -108,13 +108,15 @@ def _link(launch: Launch, journal: Journal) -> Link | None:
     assert launch.agent is not None, "an elastic job's worker has an agent"
     link = Link(launch.agent, launch.worker_number)
     journal.connect(link)
-    failpoint.identify(str(launch.worker_number), cut=link.cut)
+    failpoint.identify(str(launch.worker_number))
     preemption.listen(link)
+    failpoint.failpoint("worker.joined")
     return link
 
 
 def _assignment(launch: Launch, virtual_workers: int) -> Assignment:
     if launch.elastic:
+        Assignment.balanced(virtual_workers, launch.num_workers)  # refuses more workers than there is work for
         return Assignment((virtual_workers,))
     if launch.counts is None:
         return Assignment.balanced(virtual_workers, launch.num_workers)

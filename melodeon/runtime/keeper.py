@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.core.definition import Definition
 from melodeon.core.errors import CheckpointError, DefinitionError, NotBitwise, UsageError
 from melodeon.runtime.checkpoint import BackgroundWriter, Checkpoint, CheckpointFolder
@@ -111,6 +112,7 @@ class Keeper:
             self._record(step, state)
         elif store:  # the script has run the end of its last epoch since
             self._digest = (step, self._agree(step, state))
+        failpoint("finish.agreed")
         if self._folder is not None and store:
             self._store(step, state)
         if self._writer is not None:
@@ -135,6 +137,7 @@ class Keeper:
 
     def _record(self, step: int, state: dict[str, Any]) -> None:
         self._digest = (step, self._agree(step, state))
+        failpoint("boundary.digest")
         self._journal.digest(*self._digest)
 
     def _agree(self, step: int, state: dict[str, Any]) -> StateDigest:
@@ -157,6 +160,7 @@ class Keeper:
     def _store(self, step: int, state: dict[str, Any]) -> None:
         if self.group.rank == 0 and self._writer is not None:
             self._writer.write(step, clone_state(state), self.definition)
+            failpoint("boundary.checkpoint")
             assert self._folder is not None
             if self._stored != step:
                 self._journal.event("checkpoint", step=step, path=str(self._folder.path))

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.runtime.folds import Fold
 from melodeon.runtime.group import Group
 
@@ -72,6 +73,7 @@ class SharedLane:
             total = self._fold.apply([row[low:high] for row in self._flat], low)
             for row in self._sums:
                 _assign(row[low:high], total)
+        failpoint("step.folded")
         self._group.barrier()
 
 
@@ -101,6 +103,7 @@ class GlooLane:
         for start, stop in self._fold.pieces(low, high, blocked=True):
             total = self._fold.apply([row[start - low : stop - low] for row in mine], start)
             _assign(self.rows[0][start:stop], total)
+        failpoint("step.folded")
         self._spread()
 
     def _send_row(self, turn: int) -> Sequence[torch.Tensor]:

@@ -19,7 +19,9 @@ import msgspec
 
 from melodeon.coord.failpoint import failpoint
 from melodeon.coord.lines import Line
+from melodeon.coord.member import Member
 from melodeon.coord.messages import Notice, Phase, Status
+from melodeon.coord.wire import FrameError, Frames, pack
 from melodeon.core.view import View
 from melodeon.runtime.carrier import Alarm
 
@@ -42,13 +44,13 @@ class Link:
         self._status = Status(worker=worker, pid=os.getpid(), number=0, phase=Phase.STARTING)
         self._sent = 0
         self._urgent = True
-        self._notice = Notice(number=-1)
-        self._newest: View | None = None
+        self.member = Member(worker)
+        """What this worker was told of views, and how far it has followed."""
+        self._notice = Notice(number=0)
         self._alarms: dict[int, Alarm] = {}
         self._heard = threading.Condition()
         self._saying = threading.RLock()  # reentrant: a signal's handler may speak while the main thread does
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._cut = False
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._woken, False)
@@ -67,7 +69,7 @@ class Link:
     def say(self, event: dict[str, object]) -> None:
         """One line for the run's events."""
         if self._lines.qsize() < _MOST_LINES:
-            self._lines.put(_frame(Line(worker=self.worker, text=json.dumps(event, default=str))))
+            self._lines.put(pack(Line(worker=self.worker, text=json.dumps(event, default=str))))
             self._nudge()
 
     # -- what the main thread looks at ---------------------------------------------------------------------------------
@@ -85,7 +87,7 @@ class Link:
     @property
     def view(self) -> View | None:
         """The newest view that concerns this worker."""
-        return self._newest
+        return self.member.view
 
     def guard(self, generation: int) -> Alarm:
         """An alarm that sounds when an unplanned view follows `generation`."""
@@ -94,6 +96,14 @@ class Link:
             self._alarms[generation] = alarm
             self._sound()
         return alarm
+
+    def begin(self, view: View) -> bool:
+        """Leave the old group for this view; False if a newer one has been heard of."""
+        with self._heard:
+            if self.member.view is not view:
+                return False
+            self.member.begin(view.generation)
+            return True
 
     def forget(self, generation: int) -> None:
         """Views up to `generation` are over; nobody waits on their alarms any more."""
@@ -110,11 +120,6 @@ class Link:
         with self._heard:
             self._heard.wait_for(lambda: self._sent >= self._status.number and self._lines.empty(), timeout_s)
 
-    def cut(self) -> None:
-        """For tests: as if this worker's host had lost its network."""
-        self._cut = True
-        self._nudge()
-
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _nudge(self) -> None:
@@ -122,114 +127,80 @@ class Link:
             os.write(self._wake, b"x")
 
     def _serve(self) -> None:
-        alone_since = time.monotonic()
-        while time.monotonic() - alone_since < self._grace_s:
-            try:
-                with socket.socket(socket.AF_UNIX) as connection:
-                    if self._cut:
-                        raise ConnectionError
-                    connection.connect(self._path)
+        met_at = time.monotonic()
+        while time.monotonic() - met_at < self._grace_s:
+            with contextlib.suppress(OSError, FrameError), socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(self._path)
+                connection.setblocking(False)
+                try:
                     self._converse(connection)
-            except OSError:
-                pass
-            else:
-                alone_since = time.monotonic()
-            if self._sent:
-                alone_since = max(alone_since, self._last_contact)
-            self._sent = 0
-            select_wait(self._woken, _RETRY_S)
-        os.write(
-            2,
-            f"melodeon: worker {self.worker} has been without its agent for {self._grace_s:.0f} s and ends\n".encode(),
-        )
+                finally:
+                    met_at = time.monotonic()
+            self._sent = 0  # an agent that was started again knows nothing
+            self._rest(_RETRY_S)
+        text = f"melodeon: worker {self.worker} has been without its agent for {self._grace_s:.0f} s and ends\n"
+        os.write(2, text.encode())
         os._exit(1)
 
-    _last_contact = 0.0
+    def _rest(self, seconds: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            if selector.select(seconds):
+                os.read(self._woken, 4096)
 
     def _converse(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        outgoing, incoming = bytearray(), bytearray()
-        said_at = 0.0
-        self._urgent = True
+        """Until the connection ends: say what is due, hear what comes."""
+        outgoing, frames = bytearray(), Frames(Notice)
+        said_at, saying = -HEARTBEAT_S, 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)
-            while not self._cut:
-                now = time.monotonic()
-                status = self._status
-                fresh = status.number > self._sent or not self._sent
-                if self._urgent or (fresh and now - said_at >= PROGRESS_S) or now - said_at >= HEARTBEAT_S:
-                    self._urgent = False
-                    outgoing += _frame(status)
-                    sending, said_at = status.number, now
+            while True:
+                if self._is_due(said_at):
+                    self._urgent, said_at = False, time.monotonic()
+                    status = self._status
+                    saying = status.number
+                    outgoing += pack(status)
                 while not self._lines.empty():
                     outgoing += self._lines.get_nowait()
                 if outgoing:
-                    sent = _send(connection, outgoing)
-                    del outgoing[:sent]
-                    if not outgoing:
-                        self._last_contact = time.monotonic()
-                        with self._heard:
-                            self._sent = max(sending, 1)
-                            self._heard.notify_all()
+                    with contextlib.suppress(BlockingIOError):
+                        del outgoing[: connection.send(outgoing)]
+                if not outgoing and saying > self._sent:
+                    with self._heard:
+                        self._sent = saying
+                        self._heard.notify_all()
                 selector.modify(connection, selectors.EVENT_READ | (selectors.EVENT_WRITE if outgoing else 0))
-                wait = PROGRESS_S if self._status.number > self._sent else HEARTBEAT_S - (time.monotonic() - said_at)
-                for key, events in selector.select(max(wait, 0.0)):
-                    if key.fileobj is connection and events & selectors.EVENT_READ:
+                pause_s = PROGRESS_S if self._status.number > self._sent else HEARTBEAT_S
+                for key, events in selector.select(max(said_at + pause_s - time.monotonic(), 0.0)):
+                    if key.fileobj is not connection:
+                        os.read(self._woken, 4096)
+                    elif events & selectors.EVENT_READ:
                         data = connection.recv(1 << 16)
                         if not data:
                             return
-                        incoming += data
-                        self._take(incoming)
-                    elif key.fd == self._woken:
-                        os.read(self._woken, 4096)
+                        for notice in frames.feed(data):
+                            self._hear(notice)
 
-    def _take(self, incoming: bytearray) -> None:
-        while len(incoming) >= 4:
-            length = int.from_bytes(incoming[:4], "big")
-            if len(incoming) < 4 + length:
-                return
-            body = bytes(incoming[4 : 4 + length])
-            del incoming[: 4 + length]
-            self._hear(msgspec.msgpack.decode(body, type=Notice))
+    def _is_due(self, said_at: float) -> bool:
+        """Whether the status is to be said now: it matters, there is progress and some time has passed, or much."""
+        ago_s = time.monotonic() - said_at
+        return self._urgent or ago_s >= HEARTBEAT_S or (ago_s >= PROGRESS_S and self._status.number > self._sent)
 
     def _hear(self, notice: Notice) -> None:
-        if notice.number <= self._notice.number:
-            return
         failpoint("view.notice")
         with self._heard:
+            if not self.member.on_notice(notice):
+                return
             self._notice = notice
-            view = notice.view
-            if view is not None and (self._newest is None or view.generation > self._newest.generation):
-                self._newest = view
-                self._sound()
+            self._sound()
             self._heard.notify_all()
         self.post(notice=notice.number)
 
     def _sound(self) -> None:
-        view = self._newest
+        view = self.member.view
         if view is None or view.planned:
             return
         for generation, alarm in self._alarms.items():
             if generation < view.generation:
                 alarm.sound(f"view {view.generation} is formed: {view.reason}")
-
-
-def select_wait(fd: int, seconds: float) -> None:
-    """Wait until `fd` can be read, at most so long, and empty it."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(fd, selectors.EVENT_READ)
-        if selector.select(seconds):
-            os.read(fd, 4096)
-
-
-def _frame(message: Status | Line) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(4, "big") + body
-
-
-def _send(connection: socket.socket, outgoing: bytearray) -> int:
-    try:
-        return connection.send(outgoing)
-    except BlockingIOError:
-        return 0

@@ -11,6 +11,9 @@ import torch
 from melodeon.core.errors import UsageError
 from melodeon.core.sampling import EpochPlan
 from melodeon.runtime.feed import Batch
+from melodeon.runtime.group import Group
+from melodeon.runtime.partitioned_book import Book, decode_used, encode_used
+from melodeon.runtime.partitioned_demand import DemandFeed
 
 if TYPE_CHECKING:
     from melodeon.runtime.job import Job
@@ -21,14 +24,14 @@ class Source(Protocol):
 
     stop: int | None
 
-    def start(self, ranks: range, cursor: int) -> None:
-        """Begin to load for these ranks from this cursor on."""
+    def start(self, ranks: range, cursor: int, factor: int = 1) -> None:
+        """Begin to load for these ranks from this cursor on, for steps of this batch factor."""
 
     def take(self, cursor: int, rank: int) -> Batch:
         """One virtual worker's batch."""
 
-    def reassign(self, ranks: range, cursor: int) -> None:
-        """Load for other ranks, from this cursor on."""
+    def reassign(self, ranks: range, cursor: int, factor: int = 1) -> None:
+        """Load for other ranks or steps of another batch factor, from this cursor on."""
 
     def close(self) -> None:
         """End the loader processes."""
@@ -37,17 +40,23 @@ class Source(Protocol):
 class Loader:
     """Iterates this worker's share of the dataset inside `job.epochs(...)`."""
 
-    def __init__(self, job: "Job", plan: EpochPlan, source: Source, number: int) -> None:
+    def __init__(self, job: "Job", plan: EpochPlan, source: Source, number: int, book: Book | None = None) -> None:
         self._job = job
+        self.book = book
+        """With partitions on demand: who holds which."""
         self.plan = plan
         self.source = source
         self.number = number
         self.cursor = 0
-        """Steps handed out and finished since the beginning of the run, over all epochs: the position in the data."""
+        """The position in the data: steps of batch factor 1 handed out and finished since the beginning of the run,
+        over all epochs.
+        """
         self._started = False
 
     def __len__(self) -> int:
-        """Steps in an epoch, on any number of workers: what a schedule of learning rates needs."""
+        """Steps in an epoch, on any number of workers: what a schedule of learning rates needs. With a batch factor
+        above 1 an epoch has fewer.
+        """
         return self.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -84,11 +93,48 @@ class Loader:
                 f"this loader stands at step {self.cursor}, past the end of epoch {epoch}: an epoch gives every "
                 "sample once"
             )
+        if self.book is not None:
+            self.reassign()  # what was drawn for a step that a `break` left is drawn again
 
     def reassign(self) -> None:
         """The worker's virtual workers, or its place in the data, are others from here on."""
         if self._started:
-            self.source.reassign(self._job.ranks, self.cursor)
+            self.source.reassign(self._job.ranks, self.cursor, self._job.batch_factor)
+
+    def advance(self) -> None:
+        """A step is complete: go on behind its samples."""
+        if isinstance(self.source, DemandFeed):
+            self.cursor = self.source.after(self.cursor)
+        else:
+            self.cursor = self.plan.after(self.cursor, self._job.batch_factor)
+
+    def seat(self, worker: int, counts: Mapping[int, int]) -> None:
+        """Enter a view of workers that run so many virtual workers each."""
+        if self.book is not None and isinstance(self.source, DemandFeed):
+            self.book.seat(worker, {number: self.source.num_wanted(count) for number, count in counts.items()})
+
+    def capture(self) -> dict[str, Any] | None:
+        """What of the data's state the cursor does not say."""
+        if self.book is None or not isinstance(self.source, DemandFeed):
+            return None
+        return self.book.capture(self.source)
+
+    def restore(self, captured: Mapping[str, Any]) -> None:
+        """Go on from what `capture` gave."""
+        assert self.book is not None
+        assert isinstance(self.source, DemandFeed)
+        self.book.restore(self.source, captured)
+
+    def gather_used(self, group: Group) -> Callable[[], None] | None:
+        """Before a commit, learn what all workers' part of the step uses; what is returned is called at the commit."""
+        source = self.source
+        if not isinstance(source, DemandFeed):
+            return None
+        mine = encode_used(source.pending())
+        # On the carrier, behind the buckets that are under way: two threads must not speak in one group at once.
+        bodies = [mine] if group.size == 1 else group.wait(group.carrier.submit(group.gather_bytes, mine))
+        everyone = [decode_used(body) for body in bodies]
+        return lambda: source.commit(everyone)
 
     def close(self) -> None:
         """End the loader processes."""
@@ -96,7 +142,7 @@ class Loader:
 
     def _take(self, rank: int) -> Batch:
         if not self._started:
-            self.source.start(self._job.ranks, self.cursor)
+            self.source.start(self._job.ranks, self.cursor, self._job.batch_factor)
             self._started = True
         return self.source.take(self.cursor, rank)
 

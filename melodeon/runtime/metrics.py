@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.core import tree
 from melodeon.core.errors import UsageError
 from melodeon.runtime.group import Group
@@ -21,7 +22,8 @@ class Metrics:
 
     def __init__(self, group: Group, virtual_workers: int, every: int, emit: Callable[[Row], None]) -> None:
         self.group = group
-        self._virtual_workers = virtual_workers
+        self.width: Callable[[int], int] = lambda _: virtual_workers
+        """How many virtual workers a step had."""
         self._every = every
         self._emit = emit
         self._values: dict[int, dict[str, dict[int, tuple[float, torch.Tensor | float]]]] = {}
@@ -63,9 +65,10 @@ class Metrics:
                 for name, by_rank in names.items():
                     cell = merged.setdefault(int(step), {}).setdefault(name, {})
                     cell.update({int(rank): (weight, value) for rank, (weight, value) in by_rank.items()})
+        failpoint("boundary.metrics")
         for step in sorted(merged):
             row: Row = {"step": step + 1, "epoch": self._epochs.get(step, 0)}
-            row |= {name: mean(cell, self._virtual_workers) for name, cell in sorted(merged[step].items())}
+            row |= {name: mean(cell, self.width(step)) for name, cell in sorted(merged[step].items())}
             self.latest = row
             self._emit(row)
         self._epochs = {}

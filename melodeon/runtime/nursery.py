@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from melodeon.coord.failpoint import failpoint, identify
 from melodeon.coord.lines import Brood, Start
 from melodeon.coord.marks import begin_mark, kill_group, write_mark
 from melodeon.coord.wire import Frames, pack
@@ -114,13 +115,16 @@ class Nursery:
 
     def _start(self, order: Start) -> None:
         if order.worker not in self._alive and order.worker not in self._ended:
+            failpoint("nursery.start")
             begin_mark(Path(order.mark))
+            failpoint("nursery.begun")
             # A signal meant for the child must not be taken by what it has inherited from here.
             signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
             pid = os.fork()
             if pid == 0:
                 self._be_worker(order)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+            failpoint("nursery.forked")
             self._alive[order.worker] = pid
         self._tell()
 
@@ -130,6 +134,8 @@ class Nursery:
             os.setsid()
             write_mark(Path(order.mark))
             self._forget()
+            identify(str(order.worker))
+            failpoint("worker.made")
             _redirect(order.log)
             os.environ.update(order.env)
             if self._lifeline_fd is not None:
@@ -202,6 +208,7 @@ def main() -> None:
     # What is here stays, in every child: collecting it again would only copy its pages.
     gc.collect()
     gc.freeze()
+    identify("nursery")
     Nursery(options.socket, options.lifeline).serve()
 
 

@@ -1,7 +1,8 @@
 """`melodeon.data.Partitioned`: a large set kept in partitions, known by metadata until a partition is needed.
 
     virtual    the parts of an epoch are dealt to virtual workers: same batches, same bits, on any split
-    on_demand  the master hands partitions to workers that ask: each sample once an epoch, in no promised sequence
+    on_demand  whole partitions are handed to workers as they use them up: each sample once an epoch, in a sequence
+               that depends on the workers
 
 It goes where a dataset goes: `job.loader(Partitioned(...), batch_size=32, shuffle=True)`.
 """
@@ -16,6 +17,7 @@ from melodeon.core.errors import UsageError
 from melodeon.core.partitions import Catalogue, OpenPlan
 from melodeon.core.sampling import EpochPlan, Uneven
 from melodeon.runtime import partitioned_files as files
+from melodeon.runtime.partitioned_book import Book
 from melodeon.runtime.partitioned_demand import DemandFeed, Grants
 from melodeon.runtime.partitioned_read import Open, ReadAhead
 from melodeon.runtime.partitioned_virtual import VirtualFeed
@@ -110,8 +112,12 @@ class Partitioned(Dataset[Any]):
             )
         return OpenPlan(len(self), virtual_workers, batch_size, uneven)
 
+    def book(self, *, seed: int, shuffle: bool) -> Book | None:
+        """The book that partitions are handed out by, in the mode that needs one."""
+        return Book(self.catalogue, seed=seed, shuffle=shuffle) if self.mode == "on_demand" else None
+
     def feed(self, *, plan: EpochPlan, num_workers: int = 0, grants: Grants | None = None, **options: Any) -> Any:
-        """Where a loader's batches come from; `grants` is the master's counter, in the mode that needs one."""
+        """Where a loader's batches come from; `grants` is where partitions are had, in the mode that needs it."""
         if num_workers:
             raise UsageError(
                 f"num_workers={num_workers} does not go with a Partitioned set, which is read ahead by a thread of the "
@@ -121,8 +127,8 @@ class Partitioned(Dataset[Any]):
             return VirtualFeed(self, plan=plan, **options)
         if grants is None or not isinstance(plan, OpenPlan):
             raise UsageError(
-                "mode='on_demand' needs a master that hands out partitions, and this job has none: start the script "
-                "with `melodeon run`, or choose mode='virtual'"
+                "mode='on_demand' needs somebody who hands out partitions, and stock PyTorch has nobody: choose "
+                "mode='virtual'"
             )
         return DemandFeed(self, plan=plan, grants=grants, **options)
 

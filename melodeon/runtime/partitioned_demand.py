@@ -59,6 +59,12 @@ class Grants(Protocol):
     def members(self) -> Collection[int]:
         """The workers of the view that this worker has entered."""
 
+    def used(self, progress: Progress) -> None:
+        """A step is committed, and this is used now; after an epoch's last step, nothing of the next one."""
+
+    def began(self, progress: Progress) -> None:
+        """An epoch begins without a commit: the first one, or one after an epoch that was left early."""
+
 
 class DemandFeed:
     """Batches of one worker's virtual workers, out of the partitions in its hands."""
@@ -87,27 +93,31 @@ class DemandFeed:
         self._drawn: dict[str, int] = {}  # by the step in progress: partition -> the sample after the last one drawn
         self._filler: list[Any] = []  # a sample to run where none is left
         self._begin(0)
+        self._grants.began(self.progress)
 
     # -- the protocol of a source ------------------------------------------------------------------------------------
 
-    def start(self, ranks: range, cursor: int) -> None:
+    def start(self, ranks: range, cursor: int, factor: int = 1) -> None:
         """Ask for what `ranks` need, from `cursor` on."""
+        assert factor == 1, "hybrid scaling is refused with partitions on demand"
         epoch, _ = self.plan.at(cursor)
         if epoch != self.progress.epoch:  # an epoch was left early, or not begun
             self._begin(epoch)
+            self._grants.began(self.progress)
         self._drawn.clear()
         over = self.stop is not None and cursor >= self.stop
-        self._grants.want(0 if over else self._num_wanted(len(ranks)))
+        self._grants.want(0 if over else self.num_wanted(len(ranks)))
 
-    def reassign(self, ranks: range, cursor: int) -> None:
+    def reassign(self, ranks: range, cursor: int, factor: int = 1) -> None:
         """Serve `ranks` from `cursor` on: what was drawn and not committed is drawn again, here or elsewhere."""
-        self.start(ranks, cursor)
+        self.start(ranks, cursor, factor)
 
     def take(self, cursor: int, rank: int) -> Batch:
         """A batch for `rank`: of a full size, shorter where too little is in hand, of weight 0 where nothing is."""
         epoch, step = self.plan.at(cursor)
         if epoch != self.progress.epoch:
             self._begin(epoch)
+            self._grants.began(self.progress)
         self._await_partitions()
         samples: list[Any] = []
         while len(samples) < self.plan.batch_size and (name := next(self._in_hand(), None)) is not None:
@@ -140,6 +150,7 @@ class DemandFeed:
         self.progress = self._line.add(self.progress, used)
         if self.num_left == 0:
             self._begin(self.progress.epoch + 1)
+        self._grants.used(self.progress)
 
     def after(self, cursor: int) -> int:
         """The cursor of the next step: the next one of this epoch, or the first one of the next."""
@@ -169,8 +180,10 @@ class DemandFeed:
         self.progress = self._line.begin()
         self._drawn.clear()
 
-    def _num_wanted(self, num_ranks: int) -> int:
-        """The one in use, and behind it enough for two steps: the double buffer, and time for the master's answer."""
+    def num_wanted(self, num_ranks: int) -> int:
+        """Partitions that a worker would like to hold: the one in use, and behind it enough for two steps: the double
+        buffer, and time for the answer.
+        """
         two_steps = 2 * num_ranks * self.plan.batch_size
         return 1 + max(1, -(-two_steps * len(self._data.catalogue.partitions) // len(self._data)))
 

@@ -46,8 +46,9 @@ class VirtualFeed:
         self._lines: dict[int, Line] = {}
         self._pieces: dict[tuple[int, int], Piece] = {}
 
-    def start(self, ranks: range, cursor: int) -> None:
+    def start(self, ranks: range, cursor: int, factor: int = 1) -> None:
         """Read ahead for `ranks` from `cursor` on."""
+        assert factor == 1, "a virtual worker's piece of the line is its own: the number of them cannot change"
         assert 0 <= ranks.start < ranks.stop <= self.plan.virtual_workers, f"{ranks} is not a range of virtual ranks"
         self._ranks = ranks
         self._forget_before(self.plan.at(cursor)[0])
@@ -55,9 +56,9 @@ class VirtualFeed:
         self._windows = {rank: self._window(cursor, rank) for rank in ranks}
         self._want()
 
-    def reassign(self, ranks: range, cursor: int) -> None:
+    def reassign(self, ranks: range, cursor: int, factor: int = 1) -> None:
         """Serve `ranks` from `cursor` on; blocks in memory that are still needed stay."""
-        self.start(ranks, cursor)
+        self.start(ranks, cursor, factor)
 
     def take(self, cursor: int, rank: int) -> Batch:
         """The batch of `rank` at `cursor`; called in turn, ranks within cursors. A jump only changes what is read."""

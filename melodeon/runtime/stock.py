@@ -24,6 +24,7 @@ from melodeon.runtime.engine import Engine, gather_generators
 from melodeon.runtime.feed import Batch
 from melodeon.runtime.group import TIMEOUT_S, Group
 from melodeon.runtime.loader import Source
+from melodeon.runtime.partitioned import Partitioned
 from melodeon.runtime.random_streams import read_generators
 from melodeon.runtime.reduce import NO_SIGNALS, Header, Reducer, Signals
 from melodeon.runtime.state import Parts, bare, named_parameters
@@ -65,6 +66,10 @@ class StockEngine(Engine):
         self, dataset: Dataset[Any], plan: EpochPlan, seed: int, shuffle: bool, options: Mapping[str, Any]
     ) -> Source:
         """A stock DataLoader over a stock DistributedSampler."""
+        if isinstance(dataset, Partitioned):
+            raise UsageError(
+                "a Partitioned set has no counterpart in stock PyTorch: compare with it on a set with numbered samples"
+            )
         return _StockSource(dataset, plan, self._group, seed, shuffle, options)
 
     def prepare(self, parts: Parts) -> None:
@@ -185,7 +190,7 @@ class _StockSource:
         )
         self._batches: Iterator[Any] = iter(())
 
-    def start(self, ranks: range, cursor: int) -> None:
+    def start(self, ranks: range, cursor: int, factor: int = 1) -> None:
         pass
 
     def take(self, cursor: int, rank: int) -> Batch:
@@ -195,7 +200,7 @@ class _StockSource:
             self._batches = iter(self._loader)
         return Batch(next(self._batches), 1.0, cursor, rank, self._plan.num_counted(step, rank))
 
-    def reassign(self, ranks: range, cursor: int) -> None:
+    def reassign(self, ranks: range, cursor: int, factor: int = 1) -> None:
         """A stock run's ranks never change."""
         raise AssertionError("a stock run is never elastic")
 

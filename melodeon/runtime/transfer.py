@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.core.errors import WorkerLost
 from melodeon.core.replication import Copy, Distance
 from melodeon.runtime.transfer_layout import (
@@ -106,6 +107,7 @@ def receive_state(
         waited = [connect(peer, Want.NEWS, local=False) for peer in copy.after]
         for link in waited:
             link.take(1, check)
+        failpoint("copy.go")
         source.send(_GO, check)
         return _receive(source, into, check)
 
@@ -131,6 +133,7 @@ def send_state(
     with ExitStack() as open_links:
         callers = [*waiting, *((Want.STATE, copy.target) for copy in mine)]
         links = door.admit(callers, check)
+        failpoint("copy.admitted")
         for link in links.values():
             open_links.callback(link.close)
         lost: list[WorkerLost] = []

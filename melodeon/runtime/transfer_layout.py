@@ -254,7 +254,9 @@ class Targets:
         """Bring in the pages of the new tensors now."""
         if self._fresh is not None:
             with suppress(OSError):  # an older kernel: they come in one by one while the tensors are filled
-                self._fresh.madvise(_MADV_POPULATE_WRITE)
+                # In pieces: the call keeps the interpreter's lock, and the worker must be heard of meanwhile.
+                for at in range(0, len(self._fresh), _PIECE):
+                    self._fresh.madvise(_MADV_POPULATE_WRITE, at, min(_PIECE, len(self._fresh) - at))
 
     def state(self) -> Any:
         """The state, once the tensors are filled."""
@@ -300,6 +302,7 @@ def _fits(own: torch.Tensor, row: Row) -> bool:
     )
 
 
+_PIECE = 32 << 20
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14; not yet named by the mmap module."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.core.errors import WorkerLost
 from melodeon.runtime.transfer_layout import Outline, Span, Targets, cut, raw_view
 from melodeon.runtime.transfer_link import Check, Link
@@ -26,7 +27,7 @@ from melodeon.runtime.transfer_link import Check, Link
 CHUNK = 1 << 20
 NUM_SLOTS = 4
 
-PATIENCE_S = 0.0005
+PATIENCE_S = 0.0003
 
 _TICK = struct.Struct("<I")
 
@@ -96,6 +97,7 @@ def write_ring(outline: Outline, ring: Ring, links: Sequence[Link], check: Check
         address = ring.slot(number)
         for span in spans:
             span.memory.give(span.start, span.size, address + span.at)
+        failpoint("copy.given")
         readers.tell(_TICK.pack(_sum(spans, address) if checked else 0), check)
     readers.wait(number + 1, check)  # one more than chunks: it has everything
     return readers.lost
@@ -113,6 +115,7 @@ def read_ring(targets: Targets, ring: Ring, link: Link, check: Check, *, checked
             span.memory.take(span.start, span.size, address + span.at)
         if checked and _sum(spans, address) != expected:
             raise WorkerLost(f"chunk {number} of the state of worker {link.peer} arrived damaged: take a new view")
+        failpoint("copy.taken")
         link.send(b"\1", check)
     link.send(b"\1", check)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.core.errors import WorkerLost
 from melodeon.runtime.transfer_layout import Memory, Outline, Span, Targets, cut, raw_view
 from melodeon.runtime.transfer_link import Check, Link
@@ -29,6 +30,7 @@ def send_stream(outline: Outline, link: Link, check: Check, *, checked: bool) ->
         if checked:
             parts.append(memoryview(_SUM.pack(_sum(parts))))
         link.send_parts(parts, check)
+        failpoint("copy.given")
         check()
     link.take(1, check)
 
@@ -45,6 +47,7 @@ def receive_stream(targets: Targets, link: Link, check: Check, *, checked: bool)
         for span in spans:
             if not span.memory.direct:
                 span.memory.take(span.start, span.size, stage.address + span.at)
+        failpoint("copy.taken")
         check()
     link.send(b"\1", check)
 

@@ -39,6 +39,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     definition: str
     due: int | None = None
     """The loader whose boundary was interrupted: its digest, metrics and checkpoint are to be done again."""
+    agreed: tuple[int, int, bool] = (0, 0, False)
+    """What the header of its last step said to everybody."""
+    checkpoint: int = 0
+    """The newest checkpoint that was asked for and is on the disk."""
 
 
 class Trainer(Protocol):
@@ -65,8 +69,8 @@ class Trainer(Protocol):
     def part(self) -> None:
         """Nobody needs this worker any more: it ends, and the job goes on without it."""
 
-    def reseat(self, group: Group, view: View, exchange: Exchange, due: int | None) -> None:
-        """Train in this view from here on."""
+    def reseat(self, group: Group, view: View, exchange: Exchange, stand: Standing) -> None:
+        """Train in this view from here on; everybody stands where `stand` says."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -103,9 +107,8 @@ class Views:
     """Follows the views that the agent names."""
 
     def __init__(self, link: Link, trainer: Trainer, folder: Path, host: str) -> None:
-        self.generation = 0
-        """The view that this worker is in; 0: none yet."""
         self._link = link
+        self._member = link.member
         self._trainer = trainer
         self._folder = folder
         self._host = host
@@ -118,89 +121,76 @@ class Views:
         self._group: Group | None = None
         self._view: View | None = None
         self._next: Prepared | None = None
-        self._failed = 0
-        """The newest generation that could not be entered, or fell apart."""
 
     # -- at every step -------------------------------------------------------------------------------------------------
 
+    @property
+    def generation(self) -> int:
+        """The view that this worker is in; 0: none yet."""
+        return self._member.entered
+
     def signals(self) -> Signals:
         """What this worker has heard, for the step's header."""
-        notice = self._link.notice
-        return Signals(self._armed(), notice.checkpoint, notice.stop)
-
-    def _armed(self) -> int:
-        view = self._link.view
-        if view is None or view.generation <= self.generation or not view.planned:
-            return self.generation
-        if view.rank_of(self._link.worker) is None:
-            return view.generation
-        prepared = self._next
-        ready = prepared is not None and prepared.view is view and prepared.connection.succeeded
-        return view.generation if ready else self.generation
+        if self._next is not None and self._next.connection.succeeded:
+            self._member.prepare(self._next.view.generation)
+        return Signals(self._member.armed, self._member.checkpoint, self._member.stop)
 
     def outdated(self) -> bool:
         """Whether this view is over without having agreed on the next; starts to prepare a planned one."""
-        view = self._link.view
-        if view is None or view.generation <= self.generation:
-            return False
-        if not view.planned:
+        if self._member.give_up is not None:
             return True
-        if (self._next is None or self._next.view is not view) and view.rank_of(self._link.worker) is not None:
+        view = self._member.to_prepare
+        if view is not None and (self._next is None or self._next.view is not view):
             self._next = self._prepare(view)
         return False
 
     def fell_apart(self) -> None:
         """A peer of this view cannot be reached: the master may not know it yet."""
-        self._failed = max(self._failed, self.generation)
-        self._link.post(broken=self.generation)
+        self._link.post(broken=self._member.current)
 
     # -- between two views ---------------------------------------------------------------------------------------------
 
     def switch(self, generation: int) -> None:
         """Enter the planned view that everybody is ready for, or what follows it."""
         failpoint("view.switch")
-        self._advance(planned=generation)
+        view = self._member.agreed(generation)
+        if view is None or not self._try(view):
+            self.renew()
 
     def renew(self) -> None:
-        """Enter the newest view that is not waiting for an agreement."""
-        self._advance(planned=0)
+        """Enter the newest view that is not waiting for an agreement, and newer ones until one holds."""
+        while not self._try(self._await()):
+            pass
 
     def join(self) -> None:
-        """A new worker: wait for a view with a seat, and enter it."""
+        """Wait, as a new worker, for a view with a seat, and enter it."""
         self._link.post(phase=Phase.READY)
         failpoint("view.ready")
-        self._advance(planned=None)
+        self.renew()
 
-    def _advance(self, planned: int | None) -> None:
-        """Enter views until one holds; `planned` names the planned one that may be entered (None: any)."""
-        while True:
-            view = self._await(planned)
-            try:
-                self._enter(view)
-            except WorkerLost:
-                self._failed = view.generation
-                self._link.post(broken=view.generation)
-                continue
-            return
+    def _try(self, view: View) -> bool:
+        """Enter a view; False if somebody of it was lost meanwhile, or a newer one has come."""
+        if not self._link.begin(view):
+            return False
+        try:
+            self._enter(view)
+        except WorkerLost:
+            self._link.post(broken=view.generation)
+            return False
+        return True
 
-    def _await(self, planned: int | None) -> View:
-        link = self._link
-
-        def there() -> bool:
-            if link.notice.released or (link.notice.stop and self.generation == 0):
-                return True
-            view = link.view
-            if view is None or view.generation <= max(self.generation, self._failed):
-                return False
-            return not view.planned or planned is None or view.generation == planned
-
-        link.wait(there)
-        view = link.view
-        newer = view is not None and view.generation > max(self.generation, self._failed)
-        if not newer or view is None or (link.notice.released and view.rank_of(link.worker) is None):
+    def _await(self) -> View:
+        """The next view to enter. Ends the process where there is none: released, or stopped before it had a seat."""
+        member = self._member
+        self._link.wait(lambda: member.give_up is not None or self._is_over())
+        view = member.give_up
+        if view is None:
             self._leave()
         assert view is not None
         return view
+
+    def _is_over(self) -> bool:
+        return self._member.may_end or (self._member.stop and self._member.entered == 0)
 
     def _leave(self) -> None:
         """Nobody needs this worker any more."""
@@ -270,11 +260,10 @@ class Views:
         exchange = connection.exchange
         if b"other" in group.gather_bytes(b"same" if trainer.layout() == prepared.layout else b"other"):
             exchange = group.call(trainer.open_exchange, group, view)
-        due = next((standing.due for standing in standings if standing.step == top and standing.due is not None), None)
         failpoint("view.seat")
-        trainer.reseat(group, view, exchange, due)
-        old, self._group, self.generation = self._group, group, view.generation
-        self._view = view
+        trainer.reseat(group, view, exchange, _common([standing for standing in standings if standing.step == top]))
+        old, self._group, self._view = self._group, group, view
+        self._member.enter()
         self._link.forget(view.generation - 1)
         if old is not None:
             # Not before: a slower worker may still have been receiving the last of the old view.
@@ -317,11 +306,17 @@ class Views:
     def _wait_for_release(self, view: View) -> None:
         """Without a seat: hold the state until the others are well in their view, then end."""
         failpoint("view.leaving")
-        link = self._link
-        link.wait(lambda: link.notice.released or (link.view is not None and link.view.generation > view.generation))
-        if link.notice.released:
+        member = self._member
+        self._link.wait(lambda: member.may_end or member.give_up is not None)
+        if member.give_up is None:
             self._leave()
         raise WorkerLost(f"view {view.generation} was replaced while this worker was leaving")
+
+
+def _common(tops: Sequence[Standing]) -> Standing:
+    """Where everybody stands from here on: what one of the foremost has left undone, all of them do again."""
+    due = next((standing.due for standing in tops if standing.due is not None), None)
+    return msgspec.structs.replace(tops[0], due=due, checkpoint=max(standing.checkpoint for standing in tops))
 
 
 def _meeting(view: View, folder: Path) -> Any:

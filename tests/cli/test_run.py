@@ -99,6 +99,11 @@ def test_a_failed_worker_is_named_with_its_last_words(folder: Path) -> None:
         (["--order", "dpd", "train.py"], 2, "order 'dpd' is not one of tree, ddp: did you mean ddp?"),
         (["--determinism", "D9", "train.py"], 2, "determinism 'D9' is not one of D0, D1, D2"),
         (["--name", "a/b", "train.py"], 2, "plain folder name"),
+        (["--hybrid", "--static", "train.py"], 2, "--hybrid changes the batch when the job grows"),
+        (["--curves", "x.json", "train.py"], 2, "it goes with --curves"),
+        (["--hybrid", "--curves", "train.py", "train.py"], 2, "holds no scaling curves"),
+        (["--batch-history", "train.py", "train.py"], 2, "holds no batch history"),
+        (["--batch-history", ".", "train.py"], 4, "is no run's folder"),
     ],
 )
 def test_mistakes_get_one_sentence_and_their_exit_code(folder: Path, args: list[str], code: int, sentence: str) -> None:

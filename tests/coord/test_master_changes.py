@@ -148,6 +148,18 @@ def test_migrate_is_one_view() -> None:
     assert bench.answers["x"].ok
 
 
+def test_a_worker_whose_successor_is_lost_stays() -> None:
+    bench = job(2, {"a": 2, "b": 2})
+    bench.ask("migrate", id="x", worker=0, to="b")
+    bench.ready(2)
+    bench.gone(2)
+    assert set(bench.view.workers) == {0, 1}
+    bench.enter()
+    assert set(bench.view.workers) == {0, 1}
+    assert not bench.answers["x"].ok
+    assert "New worker 2 could not join" in bench.answers["x"].text
+
+
 def test_the_only_worker_moves_by_way_of_a_view_of_both() -> None:
     bench = job(1)
     bench.ask("migrate", id="x", worker=0)
@@ -325,3 +337,24 @@ def test_hybrid_scaling_doubles_the_batch_where_the_curve_says_so() -> None:
     assert bench.notice(0).batch == (2, 2)
     assert bench.notice(3).batch == (2, bench.view.generation)
     assert "batch" in bench.kinds()
+
+
+def test_hybrid_scaling_leaves_the_batch_alone_where_nobody_asked_for_more_workers() -> None:
+    curves = {1: {1: 5.0, 2: 4.0}, 2: {1: 5.0, 2: 4.0}}
+    bench = job(1, hybrid=HybridConfig(curves=curves))
+    bench.ask("profile", id="x", min=1, max=2, steps=10)
+    for _ in range(6):
+        walk(bench, {1: 10.0, 2: 9.0}, 16)
+        follow(bench)
+    assert bench.answers["x"].ok
+    assert bench.state.batch == (1, 0)
+    assert "batch" not in bench.kinds()
+
+
+def test_a_factor_that_came_with_a_checkpoint_is_where_hybrid_scaling_goes_on() -> None:
+    bench = job(1, hybrid=HybridConfig(curves={4: {1: 5.0, 2: 4.0}}))
+    bench.say(0, factor=4)
+    assert bench.notice(0).batch == (4, 0)
+    bench.ask("scale_out", n=1)
+    bench.ready(1)
+    assert bench.notice(1).batch == (8, bench.view.generation)

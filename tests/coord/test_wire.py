@@ -23,7 +23,7 @@ VIEW = View(
     reason="one more",
     leaving=(2,),
 )
-STATUS = Status(worker=1, pid=2, number=3, phase=Phase.MEMBER, busy_s=(0.5, 0.25), parts={"p": 3})
+STATUS = Status(worker=1, pid=2, number=3, phase=Phase.MEMBER, busy_s=(0.5, 0.25), factor=2)
 MESSAGES: list[Message] = [
     STATUS,
     Notice(number=1, view=VIEW),

@@ -133,3 +133,13 @@ def test_the_demo_ends_with_6_where_digests_differ(
     monkeypatch.setattr(demo, "train", lambda plan, options, on_share: seen(next(letters), None))
     assert demo.main(["--model", "cnn"]) == 6
     assert "digests differ for cnn in order tree and cnn in order ddp" in capsys.readouterr().err
+
+
+def test_adabatch_gives_one_digest_on_any_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    monkeypatch.chdir(tmp_path)  # where its runs are kept
+    args = ("--epochs", "3", "--double-at", "1,2")
+    alone = run_plain("adabatch", "train.py", *args)
+    assert re.findall(r"(\d+) steps with batch factor (\d)", alone) == [("63", "1"), ("32", "2"), ("16", "4")]
+    shared = run_plain("adabatch", "train.py", *args, prefix=("-m", "melodeon", "run", "--static", "--workers", "3"))
+    assert digest_in(shared) == digest_in(alone)

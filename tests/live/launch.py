@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
+
 from melodeon.backends.elastic import Elastic
 from melodeon.backends.runs import Request, perform
 from melodeon.coord.master_state import JobConfig
@@ -17,13 +19,21 @@ def main() -> None:
     folder, name, options_text, script, *args = sys.argv[1:]
     options = json.loads(options_text)
     elastic = None
+    history = options.pop("batch_history", None)
     if options.pop("elastic", True):
         known = ("ttl_s", "silence_s", "resend_s", "agents", "hosts", "store")
         patience = {key: options.pop(key) for key in known if key in options}
-        job = JobConfig(job="", agents=patience.get("agents", 1), **options)
+        job = msgspec.convert({"job": "", "agents": patience.get("agents", 1), **options}, JobConfig, strict=False)
         elastic = Elastic(job=job, **patience)
-    num_workers = options.get("workers", 1)
-    launch = Launch(determinism="D1", threads=1, runs_root=folder, receipt_every=1, num_workers=num_workers)
+    launch = Launch(
+        determinism="D1",
+        threads=1,
+        runs_root=folder,
+        receipt_every=1,
+        num_workers=options.get("workers", 1),
+        hybrid="hybrid" in options,
+        batch_history=history,
+    )
     report = perform(Request(script=script, args=args, launch=launch, name=name, elastic=elastic))
     sys.stderr.write(f"{report.outcome.reason}\n")
     sys.exit(report.outcome.exit_code)

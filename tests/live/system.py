@@ -26,16 +26,23 @@ class System:
     """One running job."""
 
     def __init__(
-        self, folder: Path, name: str = "job", *args: str, env: Mapping[str, str] | None = None, **options: Any
+        self,
+        folder: Path,
+        name: str = "job",
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        script: Path = SCRIPT,
+        **options: Any,
     ) -> None:
         self.run_dir = folder / name
         folder.mkdir(parents=True, exist_ok=True)
         self._log = (folder / f"{name}.log").open("w+b")
-        env = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "PYTHONPATH": str(ROOT), **(env or {})}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "PYTHONPATH": path, **(env or {})}
         os.environ["XDG_RUNTIME_DIR"] = str(folder)
         launch = [sys.executable, "-m", "tests.live.launch", str(folder), name, json.dumps({**QUICK, **options})]
         self.process = subprocess.Popen(
-            [*launch, str(SCRIPT), *args],
+            [*launch, str(script), *args],
             env=env,
             cwd=ROOT,
             stdout=self._log,

@@ -20,16 +20,21 @@ parser.add_argument("--pace", type=float, default=0.0, help="seconds that each v
 parser.add_argument("--slow", default="", help="WORKER:SECONDS: this worker takes so much longer for each part")
 parser.add_argument("--checkpoints", default="")
 parser.add_argument("--loaders", type=int, default=0)
+parser.add_argument("--hybrid", action="store_true")
 options = parser.parse_args()
 
 job = melodeon.join(virtual_workers=6, seed=11, order=options.order)
-model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4))
+# With a larger batch an epoch may end in steps of one sample each, which BatchNorm refuses.
+norm = nn.LayerNorm(24) if options.hybrid else nn.BatchNorm1d(24)
+model = nn.Sequential(nn.Linear(12, 24), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 by_step = lr_scheduler.CosineAnnealingLR(optimizer, 500)
 model, optimizer, by_step = job.wrap(model, optimizer, by_step)
 generator = torch.Generator().manual_seed(3)
 data = TensorDataset(torch.randn(450, 12, generator=generator), torch.randint(0, 4, (450,), generator=generator))
 loader = job.loader(data, batch_size=3, shuffle=True, num_workers=options.loaders)  # 25 steps an epoch
+if options.hybrid:
+    job.hybrid(ramp_steps=12)
 if options.checkpoints:
     job.checkpoint(options.checkpoints, every=10)
 slow_worker, _, slow_s = options.slow.partition(":")
@@ -46,4 +51,4 @@ for _ in job.epochs(options.epochs):
         optimizer.zero_grad()
         job.log(loss=loss)
     with torch.no_grad():
-        model(torch.randn(8, 12))
+        model(torch.randn(8, 12, device=job.device))

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from melodeon.coord.ledger import Ledger, LedgerState
 from melodeon.core.assignment import Assignment
-from melodeon.core.partitions import Catalogue
+from melodeon.core.partitions import Catalogue, Progress
 from melodeon.data import Partitioned
 from melodeon.runtime.feed import Batch
 from melodeon.runtime.partitioned_demand import DemandFeed, Granted
@@ -50,6 +50,11 @@ class Counterside:
 
     def members(self) -> Collection[int]:
         return self.desk.job.workers
+
+    def used(self, progress: Progress) -> None:
+        """The desk asks the feeds themselves."""
+
+    began = used
 
 
 class Desk:

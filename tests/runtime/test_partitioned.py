@@ -136,13 +136,6 @@ def test_another_list_of_partitions_is_another_definition(tmp_path: Path) -> Non
     assert "loader0" in refused.errors[0]
 
 
-def test_a_run_without_a_master_refuses_partitions_on_demand(tmp_path: Path) -> None:
-    cases.write_shards(tmp_path / "shards", EVEN)
-    refused = run(cases.train, (5,), tmp_path / "a", shards=str(tmp_path / "shards"), mode="on_demand")
-    assert refused.codes == (2,)
-    assert "mode='on_demand' needs a master" in refused.errors[0]
-
-
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 sizes_drawn = st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from melodeon.coord.ledger import Ledger, LedgerState
 from melodeon.core.errors import MelodeonError
+from melodeon.core.partitions import Progress
 from melodeon.data import Partitioned
 from melodeon.runtime.partitioned_demand import Granted
 from tests.runtime.partitioned_desk import SEED, Job, numbered
@@ -219,6 +220,11 @@ class LiveSide:
 
     def members(self) -> Collection[int]:
         return self.desk.workers
+
+    def used(self, progress: Progress) -> None:
+        """The test tells the desk itself."""
+
+    began = used
 
 
 def test_workers_side_by_side() -> None:

@@ -1,0 +1,60 @@
+"""Scripts whose total batch changes, with everything in them that could betray on how many workers it did."""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import lr_scheduler
+
+import melodeon
+from tests.runtime.loop import parts
+from tests.runtime.loop.drawn import Meter
+
+V = 4
+
+
+def job(
+    history: Sequence[tuple[int, int]] | None = None,
+    epochs: int = 4,
+    ramp_steps: int = 4,
+    num_workers: int = 0,
+    pace_s: float = 0.0,
+    order: str = "tree",
+    drop_last: bool = False,
+    doubled_at: Sequence[int] = (),
+    set_inside: bool = False,
+    agree: bool = True,
+    checkpoints: str = "",
+) -> None:
+    """Buffers, Dropout, momentum, a schedule by step, an evaluation that draws, metrics; 9 steps an epoch."""
+    torch.set_num_threads(1)
+    run = melodeon.join(virtual_workers=V, seed=5, order=order, log_every=3)  # type: ignore[arg-type]
+    if agree:
+        run.hybrid(ramp_steps=ramp_steps, history=history)
+    model = nn.Sequential(
+        nn.Linear(parts.FEATURES, 16), Meter(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, parts.CLASSES)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    by_step = lr_scheduler.StepLR(optimizer, 3, gamma=0.95)
+    model, optimizer, by_step = run.wrap(model, optimizer, by_step)
+    loader = run.loader(parts.data(67), batch_size=2, shuffle=True, num_workers=num_workers, drop_last=drop_last)
+    if checkpoints:
+        run.checkpoint(checkpoints, every=3)
+    idle = threading.Event()
+    for epoch in run.epochs(epochs):
+        if doubled_at:
+            run.batch_factor = 2 ** sum(epoch >= at for at in doubled_at)
+        for x, y in loader:
+            idle.wait(pace_s)
+            if set_inside:
+                run.batch_factor = 2
+            loss = cross_entropy(model(x), y)
+            run.backward(loss)
+            optimizer.step()
+            by_step.step()
+            optimizer.zero_grad()
+            run.log(loss=loss)
+        with torch.no_grad():
+            model(torch.randn(8, parts.FEATURES))
