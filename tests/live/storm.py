@@ -62,9 +62,7 @@ class Storm:
             return f"kill: workers {worker} and {other}"
         if action in ("agent", "nursery"):
             find = self._system.agent_pid if action == "agent" else self._system.nursery_pid
-            self._system.until(lambda: find() is not None)
-            self._system.hurt(find() or 0)
-            return f"kill: the {action}"
+            return f"kill: the {action}: {self._system.hurt_when_there(find)}"
         try:
             if action == "scale":
                 return f"scale: {self._system.handle.scale(1 + number % MOST).text}"

@@ -120,11 +120,25 @@ class System:
 
     def hurt(self, pid: int, number: int = signal.SIGKILL) -> bool:
         """Send a signal; False if the process had ended by itself."""
+        assert pid > 0, f"{pid} would be a whole group of processes"
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             return False
         return True
+
+    def hurt_when_there(self, find: Callable[[], int | None]) -> int:
+        """Kill the process that `find` finds, as soon as there is one."""
+        found: list[int] = []
+
+        def look() -> bool:
+            pid = find()
+            if pid is not None and self.hurt(pid):
+                found.append(pid)
+            return bool(found)
+
+        self.until(look)
+        return found[0]
 
     def end(self, limit_s: float = LIMIT_S) -> int:
         """Wait for the job's end."""
