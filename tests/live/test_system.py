@@ -136,5 +136,6 @@ def test_two_nodes_and_the_masters_one_is_lost(tmp_path: Path, expected: dict[in
         assert_same(system, expected)
 
 
+@pytest.mark.timeout(400)
 def test_a_storm(tmp_path: Path) -> None:
     storm(tmp_path, seed=5, faults=40, steps=600)
