@@ -1,7 +1,7 @@
 """An elastic job on this machine: host its store, keep its agents running, show what it does, leave nothing behind.
 
 The launcher decides nothing about the training. It starts one agent (or several, each playing a node), starts those
-again that die, and reads two things that grow: the run's events, and the log of the worker that has virtual rank 0.
+again that die, and reads two things that grow: the run's events, and the output of the worker that has virtual rank 0.
 All else goes through files and sockets, so everything else can die and come back. If the launcher itself goes, the
 lifeline closes, and agents, nurseries and workers end by themselves.
 """
@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ def run_elastic(
     """Run `python *command` as an elastic job, to its end.
 
     `launch` is what every worker is told besides its place. `run_dir` must exist; it receives `events.jsonl`,
-    `worker-<k>.log`, and `agents/<agent>/` with what each agent keeps.
+    `worker-<k>.log` and `.err`, and `agents/<agent>/` with what each agent keeps.
     """
     with contextlib.ExitStack() as stack:
         job = _Job(command, launch, run_dir.resolve(), elastic, dict(env or {}), stack)
@@ -126,7 +127,7 @@ class _Job:
         self._calls = stack.enter_context(contextlib.ExitStack())
         self._say_again = 0.0
         self._shown = -1
-        self._output: Tail | None = None
+        self._outputs: list[Tail] = []
         self._events = Tail(run_dir / "events.jsonl", self._heard, from_end=True)
 
     def run(self) -> Outcome:
@@ -146,8 +147,8 @@ class _Job:
             os.close(lifeline)
             registry.remove(self._elastic.job.job)
         self._look()
-        if self._output is not None:
-            self._output.close()
+        for output in self._outputs:
+            output.close()
         return self._outcome(store)
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -256,8 +257,8 @@ class _Job:
 
     def _look(self) -> None:
         self._events.read()
-        if self._output is not None:
-            self._output.read()
+        for output in self._outputs:
+            output.read()
 
     def _heard(self, data: bytes) -> None:
         for line in data.splitlines():
@@ -279,11 +280,12 @@ class _Job:
         """From now on show this worker's output; what it has printed before, another has shown."""
         if worker == self._shown or self.on_output is None:
             return
-        if self._output is not None:
-            self._output.close()
-        sink = self.on_output
-        log = self._run_dir / f"worker-{worker}.log"
-        self._output = Tail(log, lambda data: sink("stdout", data), from_end=self._shown >= 0)
+        for output in self._outputs:
+            output.close()
+        self._outputs = [
+            Tail(self._run_dir / f"worker-{worker}.{end}", partial(self.on_output, name), from_end=self._shown >= 0)
+            for name, end in (("stdout", "log"), ("stderr", "err"))
+        ]
         self._shown = worker
 
     # -- ending --------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def run_local(
     """Run `python *command` once a launch, to the end of all of them.
 
     `env` is added to each worker's environment last, over what its level sets. `run_dir` must exist; it receives
-    `events.jsonl` and `worker-<k>.log`.
+    `events.jsonl`, `worker-<k>.log` and `.err`.
     """
     with contextlib.ExitStack() as stack:
         crew = _Crew(run_dir, on_event or _ignore_event, on_output or _ignore_output, grace_s, stack)
@@ -108,7 +108,10 @@ class _Crew:
         """Start one worker and listen to it."""
         heard, events = os.pipe()
         full = replace(launch, event_fd=events, lifeline_fd=self._lifeline)
-        log = self._stack.enter_context((self._run_dir / f"worker-{launch.worker}.log").open("ab", buffering=0))
+        out, err = (
+            self._stack.enter_context((self._run_dir / f"worker-{launch.worker}.{end}").open("ab", buffering=0))
+            for end in ("log", "err")
+        )
         # Worker 0 is also shown, so its output comes through here; the others write their logs themselves.
         shown = launch.worker == 0
         try:
@@ -116,8 +119,8 @@ class _Crew:
                 [sys.executable, *command],
                 env=worker_env(full, extra),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if shown else log,
-                stderr=subprocess.PIPE if shown else log,
+                stdout=subprocess.PIPE if shown else out,
+                stderr=subprocess.PIPE if shown else err,
                 pass_fds=(events, self._lifeline),
                 start_new_session=True,
             )
@@ -126,7 +129,7 @@ class _Crew:
         self._running[launch.worker] = process
         self._flushes[launch.worker] = [self._listen(heard, self._heard)]
         self._stack.callback(os.close, heard)
-        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+        for name, pipe, log in (("stdout", process.stdout, out), ("stderr", process.stderr, err)):
             if pipe is not None:
                 self._stack.enter_context(pipe)
                 self._flushes[launch.worker].append(self._listen(pipe.fileno(), self._shower(name, log.write)))

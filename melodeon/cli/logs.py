@@ -16,18 +16,22 @@ from melodeon.core.errors import NotFound, UsageError
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])")
 """Sequences that colour a terminal, move its cursor or set its title."""
 
+STREAMS = {"stdout": "log", "stderr": "err"}
+"""What a worker prints, and how the names of the files that take it end."""
+
 
 def logs(
     job: RunName = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     worker: Annotated[str, typer.Option(help="A worker's number, or all.")] = "all",
-    tail: Annotated[int | None, typer.Option(help="Only the last N lines of each worker.")] = None,
+    tail: Annotated[int | None, typer.Option(help="Only the last N lines of each worker and stream.")] = None,
     runs_root: RunsRoot = RUNS_ROOT,
     output: Output = "table",
 ) -> None:
     """Print what a job's workers have printed.
 
-    Several workers' lines are marked with the worker. On a terminal, control characters are made harmless.
+    Several workers' lines are marked with the worker; what went to stderr follows what went to stdout, as far as both
+    are there when looked at. On a terminal, control characters are made harmless.
     """
     as_json = wants_json(output)
     if tail is not None and tail < 0:
@@ -51,13 +55,14 @@ def logs(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def log_files(folder: Path, worker: int | None) -> dict[int, Path]:
-    """Worker -> its log, in the run's folder or in its agent's."""
-    found = {}
-    for path in [*folder.glob("worker-*.log"), *folder.glob("agents/*/worker-*.log")]:
-        number = path.stem.removeprefix("worker-")
-        if number.isdigit() and worker in (None, int(number)):
-            found[int(number)] = path
+def log_files(folder: Path, worker: int | None) -> dict[int, dict[str, Path]]:
+    """Worker -> stream -> its file, in the run's folder."""
+    found: dict[int, dict[str, Path]] = {}
+    for stream, end in STREAMS.items():
+        for path in folder.glob(f"worker-*.{end}"):
+            number = path.stem.removeprefix("worker-")
+            if number.isdigit() and worker in (None, int(number)):
+                found.setdefault(int(number), {})[stream] = path
     return dict(sorted(found.items()))
 
 
@@ -76,7 +81,7 @@ def _wanted(worker: str) -> int | None:
 
 
 def _show(folder: Path, worker: int | None, tail: int | None, shower: "_Shower", *, follow: bool) -> None:
-    tails: dict[int, Tail] = {}
+    tails: dict[Path, Tail] = {}
     record = read_json(folder / "run.json")
     pid = record.get("pid")
 
@@ -85,11 +90,12 @@ def _show(folder: Path, worker: int | None, tail: int | None, shower: "_Shower",
 
     first = True
     for goes_on in ticks(is_over, pid if isinstance(pid, int) else None):
-        for number, path in log_files(folder, worker).items():
-            # Of a worker that comes later, everything is news.
-            reader = tails.setdefault(number, Tail(path, keep=tail if first else None))
-            for line in reader.read(last=not goes_on):
-                shower.show(number, line)
+        for number, files in log_files(folder, worker).items():
+            for stream, path in files.items():
+                # Of a worker that comes later, everything is news.
+                reader = tails.setdefault(path, Tail(path, keep=tail if first else None))
+                for line in reader.read(last=not goes_on):
+                    shower.show(number, stream, line)
         first = False
         shower.flush()
 
@@ -101,11 +107,11 @@ class _Shower:
         self._as_json, self._marked = as_json, marked
         self._is_terminal = sys.stdout.isatty()
 
-    def show(self, worker: int, line: bytes) -> None:
+    def show(self, worker: int, stream: str, line: bytes) -> None:
         """One line of one worker."""
         text = line.decode(errors="replace")
         if self._as_json:
-            print_json({"worker": worker, "line": text})
+            print_json({"worker": worker, "stream": stream, "line": text})
             return
         mark = f"[worker {worker}] " if self._marked else ""
         if self._is_terminal:

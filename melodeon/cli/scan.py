@@ -51,7 +51,7 @@ def _run(script: str, args: Sequence[str], runs_root: str) -> list[dict[str, Any
     finally:
         display.close()
     if not report.outcome.ok:
-        error = MelodeonError(f"{report.outcome.reason} (log: {report.run_dir / 'worker-0.log'})")
+        error = MelodeonError(f"{report.outcome.reason} (log: {report.run_dir / 'worker-0.err'})")
         error.exit_code = report.outcome.exit_code
         raise error
     return _read(report.run_dir / "scan.json", script)

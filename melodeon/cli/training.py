@@ -30,7 +30,7 @@ def explain_failure(report: Report, *, shown: bool) -> None:
     if worker is None:
         print(f"error: {report.outcome.reason}", file=sys.stderr)
         return
-    log = report.run_dir / f"worker-{worker}.log"
+    log = report.run_dir / f"worker-{worker}.err"
     said, tail = f"error: {report.outcome.reason}", _tail(log)
     if worker == 0 and shown:
         # The worker's own last line has been seen; where it was this sentence, only the log is news.

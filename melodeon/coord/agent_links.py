@@ -92,7 +92,7 @@ class Uplink:
                 if change.key != self._key:
                     continue
                 if calling is not None:
-                    await _cancel(calling)
+                    await end_task(calling)
                     calling = None
                 if change.entry is not None:
                     where = msgspec.json.decode(change.entry.value, type=Whereabouts)
@@ -100,7 +100,7 @@ class Uplink:
                         calling = asyncio.create_task(self._call(where.address))
         finally:
             if calling is not None:
-                await _cancel(calling)
+                await end_task(calling)
 
     async def _call(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -198,7 +198,9 @@ class Downlinks:
             writer.close()
 
 
-async def _cancel(task: "asyncio.Task[None]") -> None:
+async def end_task(task: "asyncio.Task[None]") -> None:
+    """End a task. Unlike awaiting it, this tells its cancellation from one of the caller."""
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()

@@ -73,8 +73,7 @@ class MasterRunner:
                 wake_at = await self._settle(self._take(master), master)
         finally:
             watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+            await asyncio.gather(watching, return_exceptions=True)
 
     async def _load(self) -> Master:
         entry = await self._store.get(self._config.prefix + "state")
@@ -122,13 +121,14 @@ class MasterRunner:
         for record in outcome.records:
             self._events.record(record)
         failpoint("master.recorded")
-        for agent, orders in outcome.orders.items():
-            self._send_orders(agent, orders)
-            failpoint("master.ordered")
+        # Answers first: an agent that is told of the job's end leaves, and passes nothing on any more.
         for answer in outcome.answers:
             for reply in self._replies.pop(answer.id, {}).values():
                 reply(answer)
                 failpoint("master.answered")
+        for agent, orders in outcome.orders.items():
+            self._send_orders(agent, orders)
+            failpoint("master.ordered")
         self._check_farewell(master.state)
         return outcome.wake_at
 

@@ -247,7 +247,8 @@ class Workers:
                 worker=order.worker,
                 argv=self._config.argv,
                 env=self._launch(order).to_env(),
-                log=str(Path(self._config.run_dir) / f"worker-{order.worker}.log"),
+                out=str(Path(self._config.run_dir) / f"worker-{order.worker}.log"),
+                err=str(Path(self._config.run_dir) / f"worker-{order.worker}.err"),
                 mark=str(self._mark(order.worker)),
             )
         )

@@ -35,8 +35,10 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """What follows `python` on a command line: `script.py ...` or `-m module ...`."""
     env: dict[str, str]
     """Added to the nursery's own environment."""
-    log: str
-    """The file that takes stdout and stderr."""
+    out: str
+    """The file that takes what it prints."""
+    err: str
+    """The file that takes what it prints to stderr."""
     mark: str
     """The file in which the new process notes who it is, before it does anything else."""
 

@@ -128,6 +128,9 @@ class Group:
     def close(self) -> None:
         """Let go of the connections."""
         if "carrier" in self.__dict__:
+            if self.alarm is not None:
+                # Its end waits for what is still under way with a silent peer: the carrier is left to that.
+                self.carrier.submit(list.clear, [self._process_group])
             self.carrier.close()
         self._process_group = None
 

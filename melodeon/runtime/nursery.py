@@ -136,7 +136,7 @@ class Nursery:
             self._forget()
             identify(str(order.worker))
             failpoint("worker.made")
-            _redirect(order.log)
+            _redirect(order.out, order.err)
             os.environ.update(order.env)
             if self._lifeline_fd is not None:
                 lifeline.watch(self._lifeline_fd)
@@ -187,13 +187,10 @@ def _noted(_number: int, _frame: object) -> None:
     """Signals are read from the wake-up pipe."""
 
 
-def _redirect(log: str) -> None:
-    target = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, fds in ((nothing, (0,)), (target, (1, 2))):
-        for fd in fds:
-            os.dup2(source, fd)
-        os.close(source)
+def _redirect(out: str, err: str) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+    for fd, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644), fd)
 
 
 def main() -> None:

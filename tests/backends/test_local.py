@@ -53,7 +53,7 @@ class Runner:
         self.output[name] += data
 
     def log(self, worker: int) -> str:
-        return (self.folder / f"worker-{worker}.log").read_text()
+        return "".join((self.folder / f"worker-{worker}.{end}").read_text() for end in ("log", "err"))
 
 
 def write_script(folder: Path, body: str) -> Path:

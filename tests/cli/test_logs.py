@@ -28,14 +28,19 @@ def test_one_worker_is_printed_as_it_is_and_several_are_marked(place: Path, melo
     ended(place, "b", w0="one\n", w10="ten\n", w2="two\n")
     assert melodeon("logs") == (0, "[worker 0] one\n[worker 2] two\n[worker 10] ten\n", "")
     assert melodeon("logs", "b", "--worker", "10")[1] == "ten\n"
-    assert json.loads(melodeon("logs", "a", "-o", "json", "--tail", "1")[1]) == {"worker": 0, "line": "two"}
+    assert json.loads(melodeon("logs", "a", "-o", "json", "--tail", "1")[1]) == {
+        "worker": 0,
+        "stream": "stdout",
+        "line": "two",
+    }
 
 
-def test_logs_of_agents_are_found(place: Path, melodeon: Melodeon) -> None:
+def test_both_streams_are_found_and_told_apart(place: Path, melodeon: Melodeon) -> None:
     run = ended(place, "a", w0="zero\n")
-    (run / "agents/a1").mkdir(parents=True)
-    (run / "agents/a1/worker-1.log").write_text("one\n")
-    assert melodeon("logs")[1] == "[worker 0] zero\n[worker 1] one\n"
+    (run / "worker-0.err").write_text("oh\n")
+    assert melodeon("logs")[1] == "zero\noh\n"
+    said = [json.loads(line) for line in melodeon("logs", "-o", "json")[1].splitlines()]
+    assert [(line["stream"], line["line"]) for line in said] == [("stdout", "zero"), ("stderr", "oh")]
 
 
 def test_tail_keeps_the_last_lines_of_each(place: Path, melodeon: Melodeon) -> None:

@@ -132,7 +132,7 @@ class Running:
         )  # type: ignore[call-overload]
 
     def log(self, worker: int) -> str:
-        return (self.folder / f"worker-{worker}.log").read_text()
+        return "".join((self.folder / f"worker-{worker}.{end}").read_text() for end in ("log", "err"))
 
     def noticed(self, worker: int, generation: int) -> float:
         """When that worker was told of that view, by the monotonic clock."""

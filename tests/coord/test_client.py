@@ -46,7 +46,8 @@ def test_every_wish_is_answered(tmp_path: Path) -> None:
         assert handle.migrate().ok
         assert handle.checkpoint().ok
         status = handle.status()
-        assert (status["job"], status["phase"], len(status["workers"])) == (handle.id, "training", 1)
+        assert (status["job"], status["phase"]) == (handle.id, "training")
+        eventually(lambda: len(handle.status()["workers"]) == 1)  # the one that left may take a moment to end
         assert handle.stop().values["outcome"] == "stopped"
         assert job.end().exit_code == 7
         with pytest.raises(NotFound, match="no job runs"):

@@ -72,6 +72,18 @@ def test_a_leaver_holds_its_state_until_it_is_released(tmp_path: Path, undisturb
         assert_same(conductor, undisturbed)
 
 
+def test_a_peer_that_only_falls_silent_holds_nobody_up(tmp_path: Path, undisturbed: dict[int, str]) -> None:
+    with Conductor(tmp_path / "run", cases.everything, failpoints="step.exchange=stop@3/2") as conductor:
+        conductor.start(0, 1, 2)
+        conductor.ready(0, 1, 2)
+        conductor.entered(conductor.view([(0, 2), (1, 1), (2, 1)], planned=False))
+        conductor.step(0, 2)
+        # Nothing closes: as long as worker 2 lives, what the others have begun with it is under way.
+        conductor.entered(conductor.view([(0, 2), (1, 2)], planned=False, reason="worker 2 is silent"))
+        conductor.done(0, 1)
+        assert_same(conductor, undisturbed)
+
+
 class Agent:
     """The other end of a worker's link."""
 

@@ -79,17 +79,18 @@ class Agent:
                     worker=worker,
                     argv=("-m", module, *args) if module else (str(script), *args),
                     env=env,
-                    log=str(self.folder / f"worker-{worker}.log"),
+                    out=str(self.folder / f"worker-{worker}.log"),
+                    err=str(self.folder / f"worker-{worker}.err"),
                     mark=str(self.folder / f"worker-{worker}.pid"),
                 )
             )
         )
 
     def run(self, worker: int, body: str, *args: str, module: str | None = None, **env: str) -> tuple[int, str]:
-        """Start a worker and wait for its end: its exit code and its output."""
+        """Start a worker and wait for its end: its exit code and its output, stderr last."""
         self.start(worker, body, *args, module=module, **env)
         code = self.hear(lambda brood: worker in brood.ended).ended[worker]
-        return code, (self.folder / f"worker-{worker}.log").read_text()
+        return code, "".join((self.folder / f"worker-{worker}.{end}").read_text() for end in ("log", "err"))
 
     def close(self) -> None:
         self.process.kill()
