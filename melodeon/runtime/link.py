@@ -54,7 +54,9 @@ class Link:
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._woken, False)
-        threading.Thread(target=self._serve, name="melodeon-link", daemon=True).start()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="melodeon-link", daemon=True)
+        self._thread.start()
 
     # -- what the main thread says -------------------------------------------------------------------------------------
 
@@ -120,6 +122,12 @@ class Link:
         with self._heard:
             self._heard.wait_for(lambda: self._sent >= self._status.number and self._lines.empty(), timeout_s)
 
+    def close(self) -> None:
+        """Hang up for good; the process goes on without an agent."""
+        self._closed = True
+        self._nudge()
+        self._thread.join()
+
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _nudge(self) -> None:
@@ -136,6 +144,8 @@ class Link:
                     self._converse(connection)
                 finally:
                     met_at = time.monotonic()
+            if self._closed:
+                return
             self._sent = 0  # an agent that was started again knows nothing
             self._rest(_RETRY_S)
         text = f"melodeon: worker {self.worker} has been without its agent for {self._grace_s:.0f} s and ends\n"
@@ -155,7 +165,7 @@ class Link:
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)
-            while True:
+            while not self._closed:
                 if self._is_due(said_at):
                     self._urgent, said_at = False, time.monotonic()
                     status = self._status

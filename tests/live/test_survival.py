@@ -97,6 +97,7 @@ class Agent:
         self._connection.settimeout(10)
 
     def close(self) -> None:
+        self.link.close()  # without an agent it would end this process after a while
         self._connection.close()
         self._listener.close()
 
