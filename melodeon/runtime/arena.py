@@ -1,11 +1,12 @@
-"""Shared memory for the workers of one host: one segment per worker, mapped by all, gone from the file system at once.
+"""Shared memory for the workers of one host: one segment per worker, mapped by all.
 
-Agreement comes first: if any worker cannot make or map a segment (another host, another mount namespace, a small
-/dev/shm), every worker learns it and the caller takes sockets instead.
+A segment has no name: a worker opens another's through the other's table of open files. So nothing is left behind when
+one is killed at any moment, and a small /dev/shm (containers often have 64 MB) is no limit. Agreement comes first: if
+any worker cannot make or map a segment (another host, another namespace, another user), every worker learns it and the
+caller takes sockets instead.
 """
 
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,53 +14,53 @@ import torch
 
 from melodeon.runtime.group import Group
 
-_FOLDER = Path("/dev/shm")  # noqa: S108  # made with O_EXCL, mode 0600, under a random name, and unlinked at once
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 def map_segments(group: Group, sizes: Sequence[int]) -> list[torch.Tensor] | None:
     """Every worker's segment of `sizes[worker]` bytes, mapped here; None, on all workers, where one could not."""
-    token = group.share_bytes(secrets.token_hex(8).encode(), root=0).decode()
-    paths = [_FOLDER / f"melodeon-{token}-{worker}" for worker in range(group.size)]
-    made = _make(paths[group.rank], sizes[group.rank])
-    hosts = group.gather_bytes(_host_id() if made else b"")
-    segments: list[torch.Tensor] | None = None
-    if b"" not in hosts and len(set(hosts)) == 1:
-        segments = _map(paths, sizes)
-    agreed = b"no" not in group.gather_bytes(b"no" if segments is None else b"ok")
-    if made:
-        paths[group.rank].unlink(missing_ok=True)
+    descriptor = _make(sizes[group.rank])
+    try:
+        where = "" if descriptor is None else f"/proc/{os.getpid()}/fd/{descriptor}"
+        offers = [offer.decode().partition(" ") for offer in group.gather_bytes(f"{_host_id()} {where}".encode())]
+        segments: list[torch.Tensor] | None = None
+        if len({host for host, _, _ in offers}) == 1 and all(host and path for host, _, path in offers):
+            segments = _map([path for _, _, path in offers], sizes)
+        agreed = b"no" not in group.gather_bytes(b"no" if segments is None else b"ok")
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)  # what is mapped stays
     return segments if agreed else None
 
 
-def _make(path: Path, size: int) -> bool:
+def _make(size: int) -> int | None:
+    """A descriptor of new memory."""
+    descriptor = -1
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    except OSError:
-        return False
-    try:
-        # Reserve the pages now: writing to a sparse segment on a full /dev/shm would be a bus error inside a step.
+        descriptor = os.memfd_create("melodeon", os.MFD_CLOEXEC)
+        # Reserve the pages now: writing to memory that is not there would be a bus error inside a step.
         os.posix_fallocate(descriptor, 0, max(size, 1))
-    except OSError:
-        path.unlink(missing_ok=True)
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+    except (OSError, AttributeError):
+        if descriptor >= 0:
+            os.close(descriptor)
+        return None
+    return descriptor
 
 
-def _map(paths: Sequence[Path], sizes: Sequence[int]) -> list[torch.Tensor] | None:
+def _map(paths: Sequence[str], sizes: Sequence[int]) -> list[torch.Tensor] | None:
     try:
         return [
-            torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+            torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
             for path, size in zip(paths, sizes, strict=True)
         ]
     except (RuntimeError, OSError):
         return None
 
 
-def _host_id() -> bytes:
+def _host_id() -> str:
+    """What workers have in common that know one another's processes by the same numbers; empty: unknown."""
     try:
-        return f"{_BOOT_ID.read_text().strip()}:{_FOLDER.stat().st_dev}".encode()
+        return f"{_BOOT_ID.read_text().strip()}:{_NAMESPACE.readlink()}"
     except OSError:
-        return b""
+        return ""
