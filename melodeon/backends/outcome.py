@@ -38,6 +38,13 @@ class Outcome:
         """Whether every worker ended well."""
         return self.exit_code == 0
 
+    @property
+    def status(self) -> str:
+        """One word for it: done, stopped (somebody wanted that) or failed."""
+        if self.ok:
+            return "done"
+        return "stopped" if self.exit_code == Cancelled.exit_code else "failed"
+
 
 def judge(exits: Sequence[Exit], errors: Sequence[Mapping[str, object]], *, cancelled: bool) -> Outcome:
     """The outcome of a run whose workers have all ended; `errors` are their error events, in the order heard."""

@@ -109,8 +109,7 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
             )
     finally:
         seconds = time.monotonic() - started
-        status = "done" if outcome.ok else "failed"
-        record |= {"status": status, "exit_code": outcome.exit_code, "reason": outcome.reason}
+        record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": outcome.reason}
         record |= {"seconds": round(seconds, 3), "steps": last.get("step"), "digest": last.get("digest")}
         write_record(run_dir, record)
     return _report(run_dir, outcome, seconds, last)

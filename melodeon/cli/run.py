@@ -115,7 +115,7 @@ def _finish(report: Report, script: str, args: list[str], launch: Launch, *, qui
             {
                 "id": report.run_dir.name,
                 "run_dir": str(report.run_dir),
-                "status": "done" if outcome.ok else "failed",
+                "status": outcome.status,
                 "exit_code": outcome.exit_code,
                 "reason": outcome.reason,
                 "worker": outcome.worker,

@@ -107,6 +107,10 @@ def _checkpoint(turn: Turn, ask: Ask) -> None:
     if state.view is None:
         turn.answer(ask.id, False, "the job has not begun to train: ask again when it has")
         return
+    if not any(state.workers[worker].keeps for worker in state.view.workers if worker in state.workers):
+        text = "the script keeps no checkpoints: let it call job.checkpoint(folder, every=...) before its loop"
+        turn.answer(ask.id, False, text)
+        return
     state.checkpoint += 1
     state.checkpoint_asks[ask.id] = state.checkpoint
     turn.dirty = True

@@ -45,7 +45,7 @@ def take_status(turn: Turn, info: WorkerInfo, status: Status) -> None:
     info.number, info.pid = status.number, status.pid
     info.generation, info.step = max(info.generation, status.generation), status.step
     info.busy_s, info.pause_s = status.busy_s, status.pause_s
-    info.address, info.checkpoint = status.address, status.checkpoint
+    info.address, info.checkpoint, info.keeps = status.address, status.checkpoint, status.keeps
     info.preempted, info.broken = status.preempted, status.broken
     info.error = status.error
     if status.factor and turn.state.batch[1] == 0 and status.factor != turn.state.batch[0]:

@@ -142,6 +142,7 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
     pause_s: float = 0.0
     address: str = ""
     checkpoint: int = 0
+    keeps: bool = True
     preempted: bool = False
     broken: int = 0
     digest: str = ""

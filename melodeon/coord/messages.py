@@ -54,6 +54,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """From its last commit in the view before to its first in this one; 0 until then."""
     checkpoint: int = 0
     """The highest checkpoint request that it has carried out."""
+    keeps: bool = True
+    """Its script keeps checkpoints; if not, there is no place to write one to."""
     preempted: bool = False
     """It was told (SIGTERM) to give its device back."""
     digest: str = ""

@@ -70,7 +70,11 @@ class Elastic:
         """The model is built: wait for a seat, and take it."""
         text = json.dumps(definition, sort_keys=True, default=str)
         self._definition = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        self._link.post(definition=self._definition, virtual_workers=self._job.virtual_workers)
+        self._link.post(
+            definition=self._definition,
+            virtual_workers=self._job.virtual_workers,
+            keeps=self._job.keeps_checkpoints,
+        )
         self._views.join()
         self._committed_at = time.monotonic()
 

@@ -167,6 +167,11 @@ class Job:
         """The run's folder."""
         return str(self.journal.folder)
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether `job.checkpoint(...)` was called."""
+        return self._keeper.folder is not None
+
     # -- setting up --------------------------------------------------------------------------------------------------
 
     def wrap(self, *owners: T) -> Any:
@@ -506,11 +511,8 @@ class Job:
 
     def store_on_request(self) -> None:
         """Somebody asked for a checkpoint from outside."""
-        if self._keeper.folder is None:
-            self.journal.note(
-                "a checkpoint was asked for, but the script does not call job.checkpoint(folder, every=...)"
-            )
-            return
+        if not self.keeps_checkpoints:
+            return  # the answer was no
         self._keeper.store_now(self.beat.step, {})
         self._keeper.wait()
         self._group.barrier()  # whoever answers, it is on the disk

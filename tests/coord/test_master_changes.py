@@ -202,6 +202,16 @@ def test_the_only_worker_moves_when_it_is_preempted_and_stops_when_it_cannot() -
 # -- checkpoint, stop, status --
 
 
+def test_a_checkpoint_is_refused_where_the_script_keeps_none() -> None:
+    bench = job(2)
+    for worker in (0, 1):
+        bench.say(worker, keeps=False)
+    bench.ask("checkpoint", id="x")
+    assert not bench.answers["x"].ok
+    assert "job.checkpoint(folder, every=...)" in bench.answers["x"].text
+    assert bench.notice(0).checkpoint == 0
+
+
 def test_a_checkpoint_is_answered_when_a_member_has_written_it() -> None:
     bench = job(2)
     bench.ask("checkpoint", id="x")
