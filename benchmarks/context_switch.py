@@ -52,7 +52,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     loader = job.loader(data, batch_size=1, shuffle=True, collate_fn=first)
     clock = Clock()
     for method in COUNTED:
-        clock.count(job.beat, method, 1)
+        clock.count(job.course.beat, method, 1)
     clock.count(job, "boundary", 1)
     shares: list[float] = []
     started = before = 0.0
@@ -78,7 +78,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
 
 def _count_backward(clock: Clock, job: melodeon.Job) -> None:
     """The ends of backward count; the backward pass itself and the additions do not."""
-    engine, reducer = job._engine, job._engine.reducer
+    engine, reducer = job.course.engine, job.course.engine.reducer
     clock.count(engine, "begin_backward", 1)
     clock.count(engine, "end_backward", 1)
     clock.count(reducer, "after", -1)

@@ -28,7 +28,7 @@ from melodeon.runtime.reduce import Signals
 from melodeon.runtime.views import NOTHING, Standing, Views
 
 if TYPE_CHECKING:
-    from melodeon.runtime.job import Job
+    from melodeon.runtime.course import Course
 
 _BUSY_STEPS = 32
 """Steps whose times are told to the master."""
@@ -37,8 +37,8 @@ _BUSY_STEPS = 32
 class Elastic:
     """One worker's elasticity; `views.Trainer` for its views."""
 
-    def __init__(self, job: "Job", link: Link, folder: Path, host: str) -> None:
-        self._job = job
+    def __init__(self, course: "Course", link: Link, folder: Path, host: str) -> None:
+        self._course = course
         self._link = link
         self._views = Views(link, self, folder / "meetings", host)
         self._whole = False
@@ -64,7 +64,7 @@ class Elastic:
     @property
     def stopping(self) -> bool:
         """Whether all workers have agreed to stop."""
-        return self._job.beat.agreed.stop
+        return self._course.beat.agreed.stop
 
     def join(self, definition: dict[str, Any]) -> None:
         """The model is built: wait for a seat, and take it."""
@@ -72,8 +72,8 @@ class Elastic:
         self._definition = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         self._link.post(
             definition=self._definition,
-            virtual_workers=self._job.virtual_workers,
-            keeps=self._job.keeps_checkpoints,
+            virtual_workers=self._course.virtual_workers,
+            keeps=self._course.keeps_checkpoints,
         )
         self._views.join()
         self._committed_at = time.monotonic()
@@ -88,12 +88,12 @@ class Elastic:
                 self._views.renew()
             elif self._due is not None:
                 self._finish_boundary(self._due)
-            elif self._job.beat.agreed.armed > self._views.generation:
+            elif self._course.beat.agreed.armed > self._views.generation:
                 self._switch()
             elif self._views.outdated():
                 self._pausing = True
                 self._views.renew()
-            elif self._job.batches.due(self._job.beat.step) is not None:
+            elif self._course.batches.due(self._course.beat.step) is not None:
                 self._rebatch()
             else:
                 failpoint("step.begin")
@@ -107,8 +107,8 @@ class Elastic:
         """A step is committed: say so, and do what is due with the others."""
         failpoint("step.committed")
         now = time.monotonic()
-        self._busy.append(self._job.beat.busy_s)
-        told: dict[str, Any] = {"step": self._job.beat.step, "busy_s": tuple(self._busy)}
+        self._busy.append(self._course.beat.busy_s)
+        told: dict[str, Any] = {"step": self._course.beat.step, "busy_s": tuple(self._busy)}
         if self._pausing:
             self._pausing = False
             told["pause_s"] = now - self._committed_at
@@ -119,7 +119,7 @@ class Elastic:
 
     def _finish_boundary(self, loader: int) -> None:
         try:
-            self._job.finish_boundary(loader)
+            self._course.finish_boundary(loader)
             failpoint("boundary.done")
             self._answer_checkpoint()
         except WorkerLost:
@@ -128,9 +128,9 @@ class Elastic:
             self._due = None
 
     def _answer_checkpoint(self) -> None:
-        asked = self._job.beat.agreed.checkpoint
+        asked = self._course.beat.agreed.checkpoint
         if asked > self._checkpoint:
-            self._job.store_on_request()
+            self._course.store_on_request()
             failpoint("boundary.stored")
             self._checkpoint = asked
             self._link.post(checkpoint=asked)
@@ -141,7 +141,7 @@ class Elastic:
             self.keep_up()
             failpoint("finish.begin")
             try:
-                self._job.finish_together()
+                self._course.finish_together()
             except WorkerLost:
                 self._lost = True
             else:
@@ -150,35 +150,35 @@ class Elastic:
     def done(self, digest: str | None) -> None:
         """The script has ended well."""
         failpoint("finish.done")
-        self._link.post(phase=Phase.DONE, digest=digest or "", step=self._job.beat.step)
-        write_last_words(Path(self._job.run_dir), self._link.status)
+        self._link.post(phase=Phase.DONE, digest=digest or "", step=self._course.beat.step)
+        write_last_words(Path(self._course.journal.folder), self._link.status)
         self._link.flush()
         failpoint("finish.told")
 
     def _rebatch(self) -> None:
         try:
-            self._job.rebatch()
+            self._course.rebatch()
         except WorkerLost:
             self._lost = True
         else:
-            self._link.post(factor=self._job.batches.running)
+            self._link.post(factor=self._course.batches.running)
 
     def _switch(self) -> None:
         failpoint("view.flush")
         try:
-            self._job.flush_metrics()  # what a leaver has not told yet would be lost with it
+            self._course.flush_metrics()  # what a leaver has not told yet would be lost with it
         except WorkerLost:
             self._lost = True
             return
         self._pausing = True
-        self._views.switch(self._job.beat.agreed.armed)
+        self._views.switch(self._course.beat.agreed.armed)
 
     # -- views.Trainer -------------------------------------------------------------------------------------------------
 
     def standing(self) -> Standing:
         """How far this worker has come."""
-        step = self._job.beat.step if self._whole else NOTHING
-        agreed = self._job.beat.agreed
+        step = self._course.beat.step if self._whole else NOTHING
+        agreed = self._course.beat.agreed
         return Standing(
             step=step,
             definition=self._definition,
@@ -189,53 +189,53 @@ class Elastic:
 
     def layout(self) -> str:
         """What an exchange depends on besides its view."""
-        return f"{self._job.engine.layout()} x{self._factor()}"
+        return f"{self._course.engine.layout()} x{self._factor()}"
 
     def _factor(self) -> int:
         """The batch factor to enter the next view with. The master changes it with a view, and not again before all
         have entered that: so everybody who enters a view has heard the same.
         """
-        return self._job.batches.at_entry(self._job.beat.step, self._link.notice.batch)
+        return self._course.batches.at_entry(self._course.beat.step, self._link.notice.batch)
 
     def open_exchange(self, group: Group, view: View) -> Exchange:
         """Open the exchange of a view, on its carrier."""
-        return self._job.engine.open_exchange(group, scaled(view.assignment, self._factor()))
+        return self._course.engine.open_exchange(group, scaled(view.assignment, self._factor()))
 
     def begin(self, group: Group) -> None:
         """Nobody has any state: compare models, read the newest checkpoint."""
-        wrapping.check_same_model(self._job.parts.models, group)
-        self._job.resume(group)
+        wrapping.check_same_model(self._course.parts.models, group)
+        self._course.resume(group)
         # Of a life that ended with all its workers, what goes beyond the checkpoint is cut off and comes again.
-        kept = self._job.journal.rewind(self._job.beat.step) if group.rank == 0 else {}
-        self._job.journal.adopt(json.loads(group.share_bytes(json.dumps(kept).encode(), root=0)))
+        kept = self._course.journal.rewind(self._course.beat.step) if group.rank == 0 else {}
+        self._course.journal.adopt(json.loads(group.share_bytes(json.dumps(kept).encode(), root=0)))
         self._whole = True
 
     def capture(self) -> dict[str, Any]:
         """The job's state, with what its journal must know to go on."""
-        return {"state": self._job.capture(), "journal": self._job.journal.carried()}
+        return {"state": self._course.capture(), "journal": self._course.journal.carried()}
 
     def restore(self, captured: dict[str, Any]) -> None:
         """Go on from another worker's state."""
-        if self._job.stands_elsewhere(captured["state"]):
+        if self._course.stands_elsewhere(captured["state"]):
             # A leaver that was asked back late. Its script cannot be led to where the others' scripts are; they have
             # the state and go on without it, as if it had been killed.
             os.write(2, f"melodeon: worker {self._link.worker} was left behind in an earlier epoch and ends\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
-        self._job.restore(captured["state"])
-        self._job.journal.adopt(captured["journal"])
+        self._course.restore(captured["state"])
+        self._course.journal.adopt(captured["journal"])
         self._whole = True
 
     def part(self) -> None:
         """The job goes on without this worker."""
-        self._job.parted = True
+        self._course.parted = True
 
     def reseat(self, group: Group, view: View, exchange: Exchange, stand: Standing) -> None:
         """Train in this view from here on; everybody stands where `stand` says."""
         self._busy.clear()
-        self._job.batches.running = self._factor()
-        self._job.members = view.workers
-        self._job.reseat(group, view.assignment, exchange)
+        self._course.batches.running = self._factor()
+        self._course.members = view.workers
+        self._course.reseat(group, view.assignment, exchange)
         self._due, self._checkpoint = stand.due, stand.checkpoint
-        self._job.beat.agreed = Signals(*stand.agreed)
+        self._course.beat.agreed = Signals(*stand.agreed)
         # No pause yet: that of the view before is not this one's.
-        self._link.post(step=self._job.beat.step, busy_s=(), pause_s=0.0, factor=self._job.batches.running)
+        self._link.post(step=self._course.beat.step, busy_s=(), pause_s=0.0, factor=self._course.batches.running)

@@ -19,6 +19,7 @@ from melodeon.core.errors import MelodeonError, UsageError
 from melodeon.core.launch import Launch
 from melodeon.runtime import determinism as levels
 from melodeon.runtime import lifeline, preemption
+from melodeon.runtime.course import Course
 from melodeon.runtime.engine import Engine
 from melodeon.runtime.feed import lost_loader_process
 from melodeon.runtime.finite import NanPolicy
@@ -86,9 +87,9 @@ def join(
             find_unused=find_unused_parameters,
             elastic=launch.elastic,
         )
-    job = Job(settings, launch, group, assignment, engine, journal, facts, link)
-    hook.job = job
-    atexit.register(job.close)
+    course = Course(settings, launch, group, assignment, engine, journal, facts, link)
+    hook.course = course
+    atexit.register(course.close)
     journal.event(
         "joined",
         worker=launch.worker_number if launch.elastic else launch.worker,
@@ -98,7 +99,7 @@ def join(
         order=settings.order,
         determinism=facts["determinism"],
     )
-    return job
+    return Job(course)
 
 
 def _link(launch: Launch, journal: Journal) -> Link | None:
@@ -143,7 +144,7 @@ class _ErrorHook:
     """
 
     def __init__(self, journal: Journal, launch: Launch) -> None:
-        self.job: Job | None = None
+        self.course: Course | None = None
         self._journal = journal
         self._launch = launch
         self._before = sys.excepthook
@@ -158,8 +159,8 @@ class _ErrorHook:
         self._journal.fail(text, code)
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if self.job is not None:
-            self.job.broken = True
+        if self.course is not None:
+            self.course.broken = True
         error = lost_loader_process(error) or error
         if isinstance(error, MelodeonError):
             self.tell(error)
@@ -172,9 +173,9 @@ class _ErrorHook:
             self._end(1)  # threads may wait for peers that wait for this one
 
     def _end(self, code: int) -> None:
-        if self.job is not None:
+        if self.course is not None:
             try:
-                self.job.close()
+                self.course.close()
             except Exception:  # noqa: BLE001  # the process ends here with the first error's code, whatever else is wrong
                 traceback.print_exc()
         sys.stdout.flush()

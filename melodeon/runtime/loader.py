@@ -16,7 +16,7 @@ from melodeon.runtime.partitioned_book import Book, decode_used, encode_used
 from melodeon.runtime.partitioned_demand import DemandFeed
 
 if TYPE_CHECKING:
-    from melodeon.runtime.job import Job
+    from melodeon.runtime.course import Course
 
 
 class Source(Protocol):
@@ -40,8 +40,10 @@ class Source(Protocol):
 class Loader:
     """Iterates this worker's share of the dataset inside `job.epochs(...)`."""
 
-    def __init__(self, job: "Job", plan: EpochPlan, source: Source, number: int, book: Book | None = None) -> None:
-        self._job = job
+    def __init__(
+        self, course: "Course", plan: EpochPlan, source: Source, number: int, book: Book | None = None
+    ) -> None:
+        self._course = course
         self.book = book
         """With partitions on demand: who holds which."""
         self.plan = plan
@@ -61,29 +63,29 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Go through this worker's virtual workers in turn, step after step, to the end of the epoch."""
-        job = self._job
-        end = self.plan.cursor(job.begin_pass(self) + 1)
+        course = self._course
+        end = self.plan.cursor(course.begin_pass(self) + 1)
         finished = False
         try:
             while True:
-                job.keep_up()
-                if self.cursor >= end or job.stopping:
+                course.keep_up()
+                if self.cursor >= end or course.stopping:
                     break
                 whole = True
-                for rank in job.ranks:
+                for rank in course.ranks:
                     batch = self._take(rank)
-                    job.beat.enter(rank, batch.weight)
-                    yield move(batch.data, job.device)
-                    whole = job.beat.leave()
+                    course.beat.enter(rank, batch.weight)
+                    yield move(batch.data, course.device)
+                    whole = course.beat.leave()
                 if whole:
-                    job.boundary(self)
+                    course.boundary(self)
                 else:
-                    job.drop(self)
+                    course.drop(self)
             finished = True
-            job.end_pass()
+            course.end_pass()
         finally:
             if not finished:
-                job.leave_early(self)
+                course.leave_early(self)
 
     def enter_epoch(self, epoch: int) -> None:
         """Go to the start of the epoch, unless its middle or end was reached before."""
@@ -99,14 +101,14 @@ class Loader:
     def reassign(self) -> None:
         """The worker's virtual workers, or its place in the data, are others from here on."""
         if self._started:
-            self.source.reassign(self._job.ranks, self.cursor, self._job.batch_factor)
+            self.source.reassign(self._course.ranks, self.cursor, self._course.batches.running)
 
     def advance(self) -> None:
         """A step is complete: go on behind its samples."""
         if isinstance(self.source, DemandFeed):
             self.cursor = self.source.after(self.cursor)
         else:
-            self.cursor = self.plan.after(self.cursor, self._job.batch_factor)
+            self.cursor = self.plan.after(self.cursor, self._course.batches.running)
 
     def seat(self, worker: int, counts: Mapping[int, int]) -> None:
         """Enter a view of workers that run so many virtual workers each."""
@@ -142,7 +144,7 @@ class Loader:
 
     def _take(self, rank: int) -> Batch:
         if not self._started:
-            self.source.start(self._job.ranks, self.cursor, self._job.batch_factor)
+            self.source.start(self._course.ranks, self.cursor, self._course.batches.running)
             self._started = True
         return self.source.take(self.cursor, rank)
 

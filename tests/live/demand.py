@@ -42,17 +42,17 @@ def train(epochs: int = 3, pace_s: float = 0.0, checkpoints: str = "", leave_at:
 
         def note(kind: str, **values: object) -> None:
             # The view is no business of a script's; here it tells a step that was given up from the one that counts.
-            view = 0 if job._elastic is None else job._elastic._views.generation
+            view = 0 if job.course.elastic is None else job.course.elastic._views.generation
             file.write(json.dumps({"kind": kind, "step": job.step, "view": view, "epoch": job.epoch, **values}) + "\n")
             file.flush()
 
         for epoch in job.epochs(epochs):
             for number, batch in enumerate(loader):
-                if epoch == leave_at and number // len(job.ranks) == 3:
+                if epoch == leave_at and number // len(job.course.ranks) == 3:
                     break  # a batch was drawn for this step, which is not begun
                 idle.wait(pace_s)
-                assert job.beat.turn is not None
-                if job.beat.turn.weight:
+                assert job.course.beat.turn is not None
+                if job.course.beat.turn.weight:
                     note("taken", samples=[int(sample) for sample in batch])
                 job.backward(model(batch[:, None]).square().mean())
                 optimizer.step()

@@ -40,7 +40,7 @@ def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     yield join_here
     for job in jobs:
         atexit.unregister(job.close)
-        job.broken = True
+        job.course.broken = True
         job.close()
     torch.use_deterministic_algorithms(False)
 

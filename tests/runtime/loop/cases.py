@@ -172,7 +172,7 @@ def branches(order: str) -> None:
     idle, kept = model.idle.weight.detach().clone(), []
     for _ in job.epochs(1):
         for x, y in loader:
-            step, before = job.beat.step, model.extra.weight.detach().clone()
+            step, before = job.course.beat.step, model.extra.weight.detach().clone()
             some = job.virtual_rank in (1, 4) if step % 2 else True
             job.backward(cross_entropy(model(x, extra=some and step != 2), y))
             optimizer.step()
@@ -340,7 +340,7 @@ def not_finite(order: str, nan: str) -> None:
     loader = job.loader(parts.images(), batch_size=2)
     for _ in job.epochs(1):
         for x, y in loader:
-            if job.beat.step == 1 and job.virtual_rank == 0:
+            if job.course.beat.step == 1 and job.virtual_rank == 0:
                 x = x * float("nan")
             job.backward(scaler.scale(cross_entropy(model(x), y)))
             scaler.step(optimizer)

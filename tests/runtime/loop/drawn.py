@@ -122,7 +122,7 @@ def job(seed: int, kept: str) -> None:
     job.checkpoint(kept, every=2)
     for _ in job.epochs(2):
         for x, y in loader:
-            branch = drawn.branch is not None and (job.beat.step + (job.virtual_rank or 0)) % drawn.branch == 0
+            branch = drawn.branch is not None and (job.course.beat.step + (job.virtual_rank or 0)) % drawn.branch == 0
             loss = cross_entropy(model(x, branch=branch), y)
             if drawn.passes == 2:
                 job.backward(0.5 * loss, more=True)

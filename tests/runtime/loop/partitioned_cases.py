@@ -71,9 +71,14 @@ def train(
     with (Path(str(launch.run_dir)) / f"seen-{launch.worker}.jsonl").open("a") as file:
         for epoch in job.epochs(epochs):
             for ids, x in loader:
-                counted = job.beat.turn.weight > 0
+                counted = job.course.beat.turn.weight > 0
                 job.backward(cross_entropy(model(x), ids.long() % parts.CLASSES))
                 optimizer.step()
                 optimizer.zero_grad()
-                row = {"epoch": epoch, "step": job.beat.step, "rank": job.virtual_rank, "ids": ids.int().tolist()}
+                row = {
+                    "epoch": epoch,
+                    "step": job.course.beat.step,
+                    "rank": job.virtual_rank,
+                    "ids": ids.int().tolist(),
+                }
                 file.write(json.dumps({**row, "counted": counted}) + "\n")
