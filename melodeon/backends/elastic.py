@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # What needs asyncio is imported on use: this module is read by every `melodeon --help`.
 
-LOOK_S = 0.1
+LOOK_S = 0.25
 """How often growing files are looked at."""
 GRACE_S = 30.0
 """From the first SIGINT or SIGTERM to the end of everything."""

@@ -33,8 +33,8 @@ from melodeon.coord.messages import Ask, Orders, Status
 from melodeon.coord.store import LeaseLost, Store, StoreError, StoreUnreachable, open_store
 from melodeon.core.errors import MelodeonError
 
-LAZY_S = 0.1
-"""Progress alone is reported this often."""
+LAZY_S = 0.02
+"""Progress alone is reported so much later: workers tell of theirs all at once, and one report has it all."""
 FAREWELL_S = 10.0
 """How long the master's agent waits for others to hear that the job is over."""
 

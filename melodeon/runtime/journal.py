@@ -21,7 +21,7 @@ from melodeon.runtime.digest import StateDigest
 from melodeon.runtime.link import Link
 from melodeon.runtime.records import Records
 
-_SHOW_EVERY_S = 0.1
+_SHOW_EVERY_S = 0.5
 
 
 class Journal:

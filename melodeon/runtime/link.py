@@ -26,8 +26,8 @@ from melodeon.core.view import View
 from melodeon.runtime.carrier import Alarm
 
 HEARTBEAT_S = 1.0
-PROGRESS_S = 0.1
-"""How often progress alone is said."""
+PROGRESS_S = 0.25
+"""How often progress alone is said: at multiples of this, so that all workers speak at once and can be compared."""
 GRACE_S = 60.0
 """How long a worker trains on without an agent."""
 _RETRY_S = 0.05
@@ -161,13 +161,13 @@ class Link:
     def _converse(self, connection: socket.socket) -> None:
         """Until the connection ends: say what is due, hear what comes."""
         outgoing, frames = bytearray(), Frames(Notice)
-        said_at, saying = -HEARTBEAT_S, 0
+        said_at, saying = float("-inf"), 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)
             while not self._closed:
                 if self._is_due(said_at):
-                    self._urgent, said_at = False, time.monotonic()
+                    self._urgent, said_at = False, time.time()
                     status = self._status
                     saying = status.number
                     outgoing += pack(status)
@@ -181,8 +181,7 @@ class Link:
                         self._sent = saying
                         self._heard.notify_all()
                 selector.modify(connection, selectors.EVENT_READ | (selectors.EVENT_WRITE if outgoing else 0))
-                pause_s = PROGRESS_S if self._status.number > self._sent else HEARTBEAT_S
-                for key, events in selector.select(max(said_at + pause_s - time.monotonic(), 0.0)):
+                for key, events in selector.select(max(self._pause(said_at), 0.0)):
                     if key.fileobj is not connection:
                         os.read(self._woken, 4096)
                     elif events & selectors.EVENT_READ:
@@ -193,9 +192,17 @@ class Link:
                             self._hear(notice)
 
     def _is_due(self, said_at: float) -> bool:
-        """Whether the status is to be said now: it matters, there is progress and some time has passed, or much."""
-        ago_s = time.monotonic() - said_at
-        return self._urgent or ago_s >= HEARTBEAT_S or (ago_s >= PROGRESS_S and self._status.number > self._sent)
+        """Whether the status is to be said now: it matters, there is progress and it is time, or it was long ago."""
+        return self._urgent or self._pause(said_at) <= 0
+
+    def _pause(self, said_at: float) -> float:
+        """Seconds until the status is to be said again; the clock is the one that hosts have in common."""
+        now = time.time()
+        if not said_at <= now:
+            return 0.0  # the clock was set back
+        if self._status.number > self._sent:
+            return (said_at // PROGRESS_S + 1) * PROGRESS_S - now
+        return said_at + HEARTBEAT_S - now
 
     def _hear(self, notice: Notice) -> None:
         failpoint("view.notice")
