@@ -73,6 +73,11 @@ class Member:
         return view.generation if ready else self.current
 
     @property
+    def leaves_next(self) -> bool:
+        """It is armed for a view that has no seat for it."""
+        return self.view is not None and self.armed > self.current and not self._seated(self.view)
+
+    @property
     def give_up(self) -> View | None:
         """The view to begin at once, dropping the step or the entry in progress; None: go on."""
         view = self.view

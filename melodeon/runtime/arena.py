@@ -6,8 +6,10 @@ any worker cannot make or map a segment (another host, another namespace, anothe
 caller takes sockets instead.
 """
 
+import ctypes
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +18,9 @@ from melodeon.runtime.group import Group
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
+_LIBC = ctypes.CDLL(None)
+_POPULATE_WRITE = 23
+_PIECE = 32 << 20
 
 
 def map_segments(group: Group, sizes: Sequence[int]) -> list[torch.Tensor] | None:
@@ -28,10 +33,18 @@ def map_segments(group: Group, sizes: Sequence[int]) -> list[torch.Tensor] | Non
         if len({host for host, _, _ in offers}) == 1 and all(host and path for host, _, path in offers):
             segments = _map([path for _, _, path in offers], sizes)
         agreed = b"no" not in group.gather_bytes(b"no" if segments is None else b"ok")
-    finally:
+    except BaseException:
         if descriptor is not None:
-            os.close(descriptor)  # what is mapped stays
-    return segments if agreed else None
+            os.close(descriptor)
+        raise
+    if descriptor is not None:
+        # Memory is given back by the last who lets go of it, and giving it back takes long: this way it is nobody's
+        # tensor that goes last, but the file, when the view is over.
+        group.at_close(partial(os.close, descriptor))
+    if segments is None or not agreed:
+        return None
+    _populate(segments[group.rank])
+    return segments
 
 
 def _make(size: int) -> int | None:
@@ -56,6 +69,15 @@ def _map(paths: Sequence[str], sizes: Sequence[int]) -> list[torch.Tensor] | Non
         ]
     except (RuntimeError, OSError):
         return None
+
+
+def _populate(segment: torch.Tensor) -> None:
+    """Have the pages mapped now, while others train, and not one by one in the first step."""
+    address, size = segment.data_ptr(), segment.numel()
+    for at in range(0, size, _PIECE):
+        # In pieces: the whole would keep the process from mapping anything else meanwhile. Before Linux 5.14: refused.
+        if _LIBC.madvise(ctypes.c_void_p(address + at), ctypes.c_size_t(min(_PIECE, size - at)), _POPULATE_WRITE):
+            return
 
 
 def _host_id() -> str:

@@ -92,6 +92,7 @@ class Carrier:
             queue.SimpleQueue()
         )
         self._broken: BaseException | None = None
+        self._last: tuple[Callable[[], object], ...] = ()
         # A daemon, unlike an executor's thread: a blocked one must not keep the process from ending.
         self._thread = threading.Thread(target=self._serve, args=(torch.get_num_threads(),), name=name, daemon=True)
         self._thread.start()
@@ -107,8 +108,9 @@ class Carrier:
         self._queue.put((pending, call, args))
         return pending
 
-    def close(self) -> None:
-        """End the thread after what was submitted."""
+    def close(self, *last: Callable[[], object]) -> None:
+        """End the thread after what was submitted, and after `last`, which is called whatever has failed before."""
+        self._last = last
         self._queue.put(None)
 
     def _serve(self, num_threads: int) -> None:
@@ -124,3 +126,5 @@ class Carrier:
                 self._broken = error
                 pending.end(None, error)
             del pending, call, args, item
+        for call in self._last:
+            call()

@@ -165,11 +165,12 @@ class Elastic:
 
     def _switch(self) -> None:
         failpoint("view.flush")
-        try:
-            self._course.flush_metrics()  # what a leaver has not told yet would be lost with it
-        except WorkerLost:
-            self._lost = True
-            return
+        if self._course.beat.agreed.leaving:
+            try:
+                self._course.flush_metrics()  # what a leaver has not told yet would be lost with it
+            except WorkerLost:
+                self._lost = True
+                return
         self._pausing = True
         self._views.switch(self._course.beat.agreed.armed)
 

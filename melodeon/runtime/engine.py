@@ -4,6 +4,7 @@
 its place, so that one script can be trained both ways and compared.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -130,7 +131,8 @@ class Engine:
 
     def layout(self) -> str:
         """What an exchange depends on besides its view: it fits if this is the same when it is used."""
-        return json.dumps([[param.requires_grad for param in self._params], self._arrival])
+        layout = json.dumps([[param.requires_grad for param in self._params], self._arrival])
+        return hashlib.blake2b(layout.encode(), digest_size=8).hexdigest()
 
     def open_exchange(self, group: Group, assignment: Assignment) -> Exchange:
         """Open the exchange of another view, on that view's carrier, while this one trains."""

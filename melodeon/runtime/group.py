@@ -6,6 +6,7 @@ the group's carrier thread; a caller on another thread waits for it or for the a
 """
 
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,9 @@ from melodeon.runtime.carrier import Alarm, Carrier, Pending
 
 T = TypeVar("T")
 
+_LENGTH = struct.Struct("<Q")
+_SHORT = 504
+"""A payload of at most so many bytes travels beside its length."""
 TIMEOUT_S = 300.0
 """How long a worker waits for a silent peer before it gives the step up, where nobody can sound an alarm."""
 
@@ -49,6 +53,7 @@ class Group:
         """Where the workers met; others may meet there too, under a prefix of their own."""
         # torch's stubs do not know the methods of a bare process group, hence Any; it stays inside this class.
         self._process_group = process_group
+        self._releases: list[Callable[[], object]] = []
 
     @classmethod
     def connect(cls, launch: Launch, timeout_s: float = TIMEOUT_S) -> "Group":
@@ -125,14 +130,24 @@ class Group:
             return [payload]
         return self.call(self._gather_bytes, payload)
 
+    def at_close(self, release: Callable[[], object]) -> None:
+        """Have something given back when this group is closed, from a thread that nobody waits for."""
+        self._releases.append(release)
+
     def close(self) -> None:
         """Let go of the connections."""
-        if "carrier" in self.__dict__:
-            if self.alarm is not None:
-                # Its end waits for what is still under way with a silent peer: the carrier is left to that.
-                self.carrier.submit(list.clear, [self._process_group])
-            self.carrier.close()
+        held = [self._process_group]
+        last, self._releases = [*self._releases, held.clear], []
         self._process_group = None
+        if self.alarm is not None:
+            # The connections' end waits for what is under way with a silent peer, and large memory takes a tenth of a
+            # second to give back: the carrier is left to that, while this thread goes on in another view.
+            self.carrier.close(*last)
+            return
+        for release in last:
+            release()
+        if "carrier" in self.__dict__:
+            self.carrier.close()
 
     # -- on the carrier ----------------------------------------------------------------------------------------------
 
@@ -171,16 +186,17 @@ class Group:
         return body.numpy().tobytes()
 
     def _gather_bytes(self, payload: bytes) -> list[bytes]:
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._all_gather(lengths, torch.tensor([len(payload)], dtype=torch.int64))
-        longest = max(int(length) for length in lengths)
-        if not longest:
-            return [b""] * self.size
-        padded = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
-        bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        self._all_gather(bodies, padded)
-        return [body.numpy().tobytes()[: int(length)] for body, length in zip(bodies, lengths, strict=True)]
+        # Short ones go with their lengths: on busy cores every turn around the group costs milliseconds.
+        letters = self._all_gather(_LENGTH.pack(len(payload)) + payload[:_SHORT], _LENGTH.size + _SHORT)
+        lengths = [_LENGTH.unpack_from(letter)[0] for letter in letters]
+        bodies = [letter[_LENGTH.size :] for letter in letters]
+        if max(lengths) > _SHORT:
+            bodies = self._all_gather(payload, max(lengths))
+        return [body[:length] for body, length in zip(bodies, lengths, strict=True)]
 
-    def _all_gather(self, into: list[torch.Tensor], tensor: torch.Tensor) -> None:
+    def _all_gather(self, payload: bytes, size: int) -> list[bytes]:
+        padded = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
+        bodies = [torch.empty(size, dtype=torch.uint8) for _ in range(self.size)]
         with peer_errors("gathering from the others"):
-            self._process_group.allgather([into], [tensor]).wait()
+            self._process_group.allgather([bodies], [padded]).wait()
+        return [body.numpy().tobytes() for body in bodies]

@@ -33,6 +33,8 @@ class Signals:
     """The newest request for a checkpoint that it, or anybody, has heard."""
     stop: bool = False
     """Whether it, or anybody, has heard that the job is to stop."""
+    leaving: bool = False
+    """Whether it, or anybody, has no seat in the generation that it is armed for."""
 
 
 NO_SIGNALS = Signals()
@@ -182,7 +184,7 @@ class Reducer(ABC):
             header = Header(tuple(used), finite, fingerprint >= 0, buffer_bytes, signals)
         else:
             mine = [int(flag) for flag in used] + [int(not finite), fingerprint, -fingerprint, buffer_bytes]
-            mine += [-signals.armed, signals.checkpoint, int(signals.stop)]
+            mine += [-signals.armed, signals.checkpoint, int(signals.stop), int(signals.leaving)]
             # The carrier keeps the order, and after a failure fails the rest: the header's result is everybody's.
             header = self.group.wait(self.group.carrier.submit(self._exchange_header, mine))
         self._deliver(header)
@@ -194,9 +196,9 @@ class Reducer(ABC):
     def _exchange_header(self, mine: Sequence[int]) -> Header:
         vector = torch.tensor(mine, dtype=torch.int64)
         self.group.all_reduce(vector, maximum=True)
-        *flags, not_finite, largest, smallest, buffer_bytes, unarmed, checkpoint, stop = vector.tolist()
+        *flags, not_finite, largest, smallest, buffer_bytes, unarmed, checkpoint, stop, leaving = vector.tolist()
         agreed = largest == -smallest and largest >= 0
-        signals = Signals(-unarmed, checkpoint, bool(stop))
+        signals = Signals(-unarmed, checkpoint, bool(stop), bool(leaving))
         return Header(tuple(bool(flag) for flag in flags), not not_finite, agreed, buffer_bytes, signals)
 
     def _deliver(self, header: Header) -> None:

@@ -8,6 +8,7 @@ Entering a view is the same for both, and for newcomers: everybody says how many
 number wins; who has less copies the state from who has it. If nobody has any, the job begins.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from melodeon.runtime.transfer import Door, describe, furnish, replicate
 
 NOTHING = -1
 """Steps committed by a worker that has no state."""
+_LEAVING_NICE = 10
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What the header of its last step said to everybody."""
     checkpoint: int = 0
     """The newest checkpoint that was asked for and is on the disk."""
+    layout: str = ""
+    """What an exchange of its state depends on, besides the view."""
+    prepared: str = ""
+    """The layout that it has opened this view's exchange for."""
 
 
 class Trainer(Protocol):
@@ -133,7 +139,8 @@ class Views:
         """What this worker has heard, for the step's header."""
         if self._next is not None and self._next.connection.succeeded:
             self._member.prepare(self._next.view.generation)
-        return Signals(self._member.armed, self._member.checkpoint, self._member.stop)
+        member = self._member
+        return Signals(member.armed, member.checkpoint, member.stop, member.leaves_next)
 
     def outdated(self) -> bool:
         """Whether this view is over without having agreed on the next; starts to prepare a planned one."""
@@ -141,6 +148,7 @@ class Views:
             return True
         view = self._member.to_prepare
         if view is not None and (self._next is None or self._next.view is not view):
+            self._forget_next()
             self._next = self._prepare(view)
         return False
 
@@ -175,6 +183,7 @@ class Views:
         try:
             self._enter(view)
         except WorkerLost:
+            self._forget_next()
             self._link.post(broken=view.generation)
             return False
         return True
@@ -195,6 +204,7 @@ class Views:
     def _leave(self) -> None:
         """Nobody needs this worker any more."""
         failpoint("view.leave")
+        os.nice(_LEAVING_NICE)  # its end takes time of processors that the others train on
         self._trainer.part()
         raise SystemExit(0)
 
@@ -228,6 +238,12 @@ class Views:
 
         return Prepared(view, group, layout, group.carrier.submit(connect))
 
+    def _forget_next(self) -> None:
+        """The view that was prepared will not be entered: its connections and its memory are given back."""
+        if self._next is not None:
+            self._next.group.close()
+            self._next = None
+
     def _description(self, view: View) -> bytes:
         """What the state looks like, said by the first of those who have it, if somebody joins."""
         known = set(self._view.workers) if self._view is not None else set()
@@ -239,30 +255,32 @@ class Views:
     def _enter(self, view: View) -> None:
         if view.rank_of(self._link.worker) is None:
             self._wait_for_release(view)
-        prepared = self._next if self._next is not None and self._next.view is view else self._prepare(view)
-        self._next = None
-        group, trainer = prepared.group, self._trainer
+        if self._next is None or self._next.view is not view:
+            self._forget_next()
+            self._next = self._prepare(view)
+        prepared, trainer = self._next, self._trainer
+        group = prepared.group
         connection = group.wait(prepared.connection)
         failpoint("view.connected")
+        mine = msgspec.structs.replace(trainer.standing(), layout=trainer.layout(), prepared=prepared.layout)
         standings = [
-            msgspec.json.decode(body, type=Standing)
-            for body in group.gather_bytes(msgspec.json.encode(trainer.standing()))
+            msgspec.msgpack.decode(body, type=Standing) for body in group.gather_bytes(msgspec.msgpack.encode(mine))
         ]
         failpoint("view.gathered")
-        top = max(standing.step for standing in standings)
-        if top == NOTHING:
+        foremost = [standing for standing in standings if standing.step == max(each.step for each in standings)]
+        if foremost[0].step == NOTHING:
             failpoint("view.begin")
             trainer.begin(group)
+            fits = b"other" not in group.gather_bytes(b"same" if trainer.layout() == prepared.layout else b"other")
         else:
             self._copy(view, group, standings, connection)
+            fits = all(standing.prepared == foremost[0].layout for standing in standings)  # all have that state now
         connection.door.close()
         failpoint("view.copied")
-        exchange = connection.exchange
-        if b"other" in group.gather_bytes(b"same" if trainer.layout() == prepared.layout else b"other"):
-            exchange = group.call(trainer.open_exchange, group, view)
+        exchange = connection.exchange if fits else group.call(trainer.open_exchange, group, view)
         failpoint("view.seat")
-        trainer.reseat(group, view, exchange, _common([standing for standing in standings if standing.step == top]))
-        old, self._group, self._view = self._group, group, view
+        trainer.reseat(group, view, exchange, _common(foremost))
+        old, self._group, self._view, self._next = self._group, group, view, None
         self._member.enter()
         self._link.forget(view.generation - 1)
         if old is not None:

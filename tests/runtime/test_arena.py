@@ -29,7 +29,7 @@ def test_what_one_worker_writes_all_of_them_see() -> None:
     assert on_workers(3, work) == [[1, 2, 3]] * 3
 
 
-def test_a_segment_has_no_name_and_no_open_file() -> None:
+def test_a_segment_has_no_name_and_no_open_file_after_its_view() -> None:
     def work(group: Group) -> torch.Tensor | None:
         segments = arena.map_segments(group, SIZES[:2])
         return None if segments is None else segments[group.rank]
