@@ -161,7 +161,7 @@ class Link:
     def _converse(self, connection: socket.socket) -> None:
         """Until the connection ends: say what is due, hear what comes."""
         outgoing, frames = bytearray(), Frames(Notice)
-        said_at, saying = float("-inf"), 0
+        said_at, saying = 0.0, 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)

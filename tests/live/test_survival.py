@@ -93,8 +93,15 @@ class Agent:
         self._listener.listen()
         self._listener.settimeout(10)
         self.link = Link(str(path), 7)
+        self.answer()
+
+    def answer(self) -> None:
+        """The worker calls."""
         self._connection, _ = self._listener.accept()
         self._connection.settimeout(10)
+
+    def hang_up(self) -> None:
+        self._connection.close()
 
     def close(self) -> None:
         self.link.close()  # without an agent it would end this process after a while
@@ -141,6 +148,16 @@ def test_a_worker_refuses_a_notice_that_it_has_overtaken(agent: Agent) -> None:
     for _ in range(2):
         agent.hear()  # heartbeats: what was said before has been read by then
     assert not agent.link.notice.released
+
+
+def test_a_worker_that_has_nothing_new_to_say_still_calls_an_agent_that_came_back(agent: Agent) -> None:
+    agent.say(Notice(number=5, view=_view(3)))
+    agent.heard(5)
+    agent.hear()  # said, and said again: nothing is due
+    for _ in range(2):
+        agent.hang_up()
+        agent.answer()
+        assert agent.hear().notice == 5
 
 
 def test_a_worker_refuses_an_older_view(agent: Agent) -> None:
