@@ -46,8 +46,8 @@ LOOK_S = 0.25
 """How often growing files are looked at."""
 GRACE_S = 30.0
 """From the first SIGINT or SIGTERM to the end of everything."""
-MOST_RESTARTS, RESTARTS_S = 5, 10.0
-"""An agent that ended this often within this time will not do better."""
+MOST_FAILURES, MOST_KILLS, RESTARTS_S = 5, 50, 10.0
+"""An agent that ended by itself this often within this time will not do better; one that was killed may."""
 LONGEST_SOCKET = 100
 """Bytes of a Unix socket's path that every system takes."""
 
@@ -117,7 +117,7 @@ class _Job:
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._sockets: dict[str, str] = {}
-        self._restarts: dict[str, deque[float]] = {}
+        self._restarts: dict[tuple[str, int], deque[float]] = {}
         self._errors: list[Event] = []
         self._hopeless: str | None = None
         self._begun = False
@@ -246,12 +246,11 @@ class _Job:
             # It has said why, and would say it again.
             self._hopeless = last_line(log).removeprefix("error: ")
             return
-        recent = self._restarts.setdefault(agent, deque(maxlen=MOST_RESTARTS))
+        most = MOST_KILLS if code < 0 else MOST_FAILURES
+        recent = self._restarts.setdefault((agent, most), deque(maxlen=most))
         recent.append(time.monotonic())
-        if len(recent) == MOST_RESTARTS and recent[-1] - recent[0] < RESTARTS_S:
-            self._hopeless = (
-                f"agent {agent} ended {MOST_RESTARTS} times within {RESTARTS_S:.0f} s: {last_line(log)} (see {log})"
-            )
+        if len(recent) == most and recent[-1] - recent[0] < RESTARTS_S:
+            self._hopeless = f"agent {agent} ended {most} times within {RESTARTS_S:.0f} s: {last_line(log)} (see {log})"
             return
         self._start(agent, lifeline)
 

@@ -81,15 +81,24 @@ def test_an_agent_that_cannot_start_ends_the_job_with_its_sentence(tmp_path: Pat
     assert "'nonsense' names no store" in str(outcome.reason)
 
 
-def test_an_agent_that_keeps_dying_ends_the_job(tmp_path: Path) -> None:
+def test_an_agent_that_keeps_failing_ends_the_job(tmp_path: Path) -> None:
     with Running(tmp_path, workers=1) as job:
-        last = 0
-        for _ in range(5):
-            last = eventually(lambda last=last: (pid := job.agent()) != last and pid)
-            os.kill(last, signal.SIGKILL)
+        job.wait_for_view(0)
+        (job.folder / ".token").unlink()
+        os.kill(job.agent(), signal.SIGKILL)
         outcome = job.end()
     assert "agent node0 ended 5 times within 10 s" in str(outcome.reason)
     assert job.all_processes() == []
+
+
+def test_an_agent_that_keeps_being_killed_does_not(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=1, steps=200) as job:
+        job.wait_for_view(0)
+        last = 0
+        for _ in range(6):
+            last = eventually(lambda last=last: (pid := job.agent()) != last and pid)
+            os.kill(last, signal.SIGKILL)
+        assert job.end().ok
 
 
 def test_a_nursery_that_cannot_start_fails_the_job(tmp_path: Path) -> None:
