@@ -74,7 +74,7 @@ class Storm:
 def storm(folder: Path, seed: int, faults: int, steps: int, order: str = "tree", say: bool = False) -> None:
     """Run it. Raises AssertionError where a state differs, or where the job was over before the storm."""
     epochs = -(-steps // STEPS_PER_EPOCH)
-    expected = undisturbed(folder, "--epochs", str(epochs), "--order", order)
+    expected = undisturbed(folder, "--epochs", str(epochs), "--order", order, limit_s=60 + steps / 20)
     began = time.monotonic()
     arguments = ("--epochs", str(epochs), "--order", order, "--pace", str(PACE_S))
     with System(folder, "storm", *arguments, workers=2, restarts=10_000, straggler_factor=0.0) as system:

@@ -175,7 +175,7 @@ class System:
         return "\n".join(said[:1] + said[1:])[-12000:]
 
 
-def undisturbed(folder: Path, *args: str) -> dict[int, str]:
+def undisturbed(folder: Path, *args: str, limit_s: float = LIMIT_S) -> dict[int, str]:
     """The receipt of the same script on one worker, without agents."""
     with System(folder, "undisturbed", *args, elastic=False) as system:
-        return system.well().receipt()
+        return system.well(limit_s).receipt()
