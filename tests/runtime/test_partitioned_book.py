@@ -51,22 +51,7 @@ def test_a_loop_that_is_left_skips_the_rest_of_its_epoch_only(tmp_path: Path) ->
 
 def test_grows_shrinks_and_migrates(tmp_path: Path) -> None:
     with Conductor(tmp_path / "run", train, epochs=8, pace_s=0.01) as conductor:
-        conductor.start(0)
-        conductor.ready(0)
-        conductor.entered(conductor.view([(0, 4)], planned=False))
-        conductor.step(0, 3)
-        conductor.start(1, 2)
-        conductor.ready(1, 2)
-        conductor.entered(conductor.view([(0, 1), (1, 2), (2, 1)], planned=True))
-        conductor.step(2, 25)
-        conductor.entered(conductor.view([(1, 3), (2, 1)], planned=True, leaving=[0]))
-        conductor.tell(0, released=True)
-        conductor.done(0)
-        conductor.start(3)
-        conductor.ready(3)
-        conductor.entered(conductor.view([(2, 2), (3, 2)], planned=True, leaving=[1]))
-        conductor.tell(1, released=True)
-        conductor.done(1, 2, 3)
+        conductor.tour(grow_at=3, shrink_at=25)
         assert Counter(used(tmp_path / "run")) == once(8)
 
 

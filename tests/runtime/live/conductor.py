@@ -127,6 +127,25 @@ class Conductor:
     def step(self, worker: int, step: int) -> None:
         self.until(lambda: self.statuses[worker].step >= step)
 
+    def tour(self, *, grow_at: int, shrink_at: int) -> None:
+        """From one worker to three, to two without the first, and to two of which one is new; then to the end."""
+        self.start(0)
+        self.ready(0)
+        self.entered(self.view([(0, 4)], planned=False))
+        self.step(0, grow_at)
+        self.start(1, 2)
+        self.ready(1, 2)
+        self.entered(self.view([(0, 1), (1, 2), (2, 1)], planned=True))
+        self.step(2, shrink_at)
+        self.entered(self.view([(1, 3), (2, 1)], planned=True, leaving=[0]))
+        self.tell(0, released=True)
+        self.done(0)
+        self.start(3)
+        self.ready(3)
+        self.entered(self.view([(2, 2), (3, 2)], planned=True, leaving=[1]))
+        self.tell(1, released=True)
+        self.done(1, 2, 3)
+
     def done(self, *workers: int) -> None:
         for worker in workers:
             assert self.exit_code(worker) == 0, f"worker {worker} ended with {self.exit_code(worker)}\n{self.log()}"

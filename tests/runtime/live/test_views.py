@@ -31,22 +31,7 @@ def assert_same(states: dict[int, str], undisturbed: dict[int, str]) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_grows_shrinks_and_migrates(order: str, tmp_path: Path, undisturbed: dict[str, dict[int, str]]) -> None:
     with Conductor(tmp_path / "run", cases.everything, order=order, epochs=30) as conductor:
-        conductor.start(0)
-        conductor.ready(0)
-        conductor.entered(conductor.view([(0, 4)], planned=False))
-        conductor.step(0, 2)
-        conductor.start(1, 2)
-        conductor.ready(1, 2)
-        conductor.entered(conductor.view([(0, 1), (1, 2), (2, 1)], planned=True))
-        conductor.step(2, 8)
-        conductor.entered(conductor.view([(1, 3), (2, 1)], planned=True, leaving=[0]))
-        conductor.tell(0, released=True)
-        conductor.done(0)
-        conductor.start(3)
-        conductor.ready(3)
-        conductor.entered(conductor.view([(2, 2), (3, 2)], planned=True, leaving=[1]))
-        conductor.tell(1, released=True)
-        conductor.done(1, 2, 3)
+        conductor.tour(grow_at=2, shrink_at=8)
         assert_same(conductor.ended.states, undisturbed[order])
         assert [conductor.statuses[worker].phase for worker in (2, 3)] == [Phase.DONE, Phase.DONE]
 
