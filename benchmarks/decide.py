@@ -4,7 +4,7 @@ Jobs are drawn at random on eight-device nodes until the wanted number is admitt
 newcomer, all jobs have moved on by a minute, and everything is planned again. Medians of CPU time, since machines may
 be shared; wall time stands beside it. The target is 100 ms for 1,000 jobs on 10,000 devices under ElasticFlow.
 
-    python benchmarks/decide.py [--policy NAME] [--rounds N]
+    python benchmarks/decide.py [--policy NAME] [--rounds N] [--plot FILE.svg]
 """
 
 import argparse
@@ -12,6 +12,7 @@ import random
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from _common import progress, report
 
@@ -97,13 +98,51 @@ def measure(policy_name: str, num_jobs: int, num_devices: int, rounds: int) -> d
     return row
 
 
+def drawing(rows: list[dict[str, object]]) -> str:
+    """Two curves from zero: the median round against jobs (10,000 devices) and against devices (1,000 jobs)."""
+    figures = [(float(str(row["jobs"])), float(str(row["devices"])), float(str(row["median_ms"]))) for row in rows]
+    by_jobs = sorted((jobs, ms) for jobs, devices, ms in figures if devices == 10_000)
+    by_devices = sorted((devices, ms) for jobs, devices, ms in figures if 900 < jobs < 1100)
+    top = max(TARGET_MS, *(ms for _, _, ms in figures)) * 1.1
+    panels = _panel(by_jobs, "jobs on 10,000 devices", top, 50) + _panel(by_devices, "devices, 1,000 jobs", top, 400)
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 300" font-family="sans-serif" font-size="12">'
+        f'<rect width="740" height="300" fill="white"/>{panels}</svg>\n'
+    )
+
+
+def _panel(points: list[tuple[float, float]], label: str, top: float, left: int) -> str:
+    width, height, base = 290, 220, 250
+    right = max(x for x, _ in points)
+    at = [(left + width * x / right, base - height * ms / top) for x, ms in points]
+    target = base - height * TARGET_MS / top
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    drawn = [
+        f'<path d="M{left} {base - height}V{base}H{left + width}" fill="none" stroke="black"/>',
+        f'<path d="M{left} {target:.1f}H{left + width}" stroke="#999" stroke-dasharray="4"/>',
+        f'<text x="{left + 4}" y="{target - 4:.1f}" fill="#666">target {TARGET_MS:g} ms</text>',
+        f'<polyline points="{line}" fill="none" stroke="#1f6feb" stroke-width="2"/>',
+        f'<text x="{left + width / 2}" y="{base + 38}" text-anchor="middle">{label}</text>',
+        f'<text x="{left}" y="{base - height - 8}">CPU ms a round</text>',
+    ]
+    for (x, y), (count, ms) in zip(at, points, strict=True):
+        drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#1f6feb"/>')
+        drawn.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{ms:g}</text>')
+        drawn.append(f'<text x="{x:.1f}" y="{base + 18}" text-anchor="middle">{count:,.0f}</text>')
+    return "".join(drawn)
+
+
 def main() -> None:
     """Measure all sizes and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="elasticflow")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--plot", type=Path, help="draw the growth with jobs and with devices as SVG")
     options = parser.parse_args()
     rows = [measure(options.policy, jobs, devices, options.rounds) for jobs, devices in SIZES]
+    if options.plot:
+        options.plot.write_text(drawing(rows))
+        progress(f"drawn to {options.plot}")
     value = float(str(next(r for r, size in zip(rows, SIZES, strict=True) if size == (1000, 10_000))["median_ms"]))
     report(
         benchmark="decide",

@@ -17,6 +17,7 @@ from melodeon.core.errors import MelodeonError
 COMMANDS = (
     *("run", "verify", "diff", "scan", "export", "doctor"),
     *("ps", "top", "logs", "scale", "migrate", "profile", "checkpoint", "stop", "trace"),
+    *("sim", "plot", "explain"),
 )
 """In the order that help lists them; each is the function of that name in the module of that name, or in `MODULES`'."""
 

@@ -8,6 +8,8 @@ from typing import NewType
 from melodeon.core.cluster import Counts, DeviceType
 from melodeon.core.curve import Ladder, ScalingCurve
 from melodeon.core.errors import UsageError
+from melodeon.core.goodput import Goodput
+from melodeon.core.mixture import loads, step_s
 
 JobId = NewType("JobId", str)
 Curves = tuple[tuple[DeviceType, ScalingCurve], ...]
@@ -48,6 +50,10 @@ class JobSpec:
     batch_size: int = 0
     duration_s: float | None = None
     """How long the job took where the trace was recorded."""
+    goodput: Goodput | None = None
+    """How its progress depends on the batch size; None: the batch size does not change."""
+    virtual_workers: int | None = None
+    """How many its step is made of, where that is known; None: work is divided among types as finely as needed."""
     ladders: tuple[tuple[DeviceType, Ladder], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +73,8 @@ class JobSpec:
             )
         if self.requested_workers < 1:
             raise UsageError(f"job {self.id!r} requests {self.requested_workers} workers: it needs at least 1")
+        if self.virtual_workers is not None and self.virtual_workers < 1:
+            raise UsageError(f"job {self.id!r} has {self.virtual_workers} virtual workers: it needs at least 1")
         made = tuple((kind, curve.ladder(self.min_workers, self.max_workers)) for kind, curve in self.curves)
         object.__setattr__(self, "ladders", made)
 
@@ -84,13 +92,29 @@ class JobSpec:
                 return ladder if ladder.levels else None
         return None
 
-    def rate(self, counts: Counts, *, scattered: bool = False) -> float:
-        """Iterations a second on devices of one or several types.
+    def rate(self, counts: Counts, *, scattered: bool = False, batch_size: int = 0) -> float:
+        """Iterations a second on devices of one or several types; at another batch size, what they are worth.
 
-        Mixed types add up: virtual workers are split by speed, so that each type does its part of every step.
+        Mixed types add up: virtual workers are split by speed, so that each type does its part of every step. Where
+        their number is known, only whole ones can be given to a device.
         """
+        if batch_size and self.goodput is not None:
+            model, curves = self.goodput, dict(self.curves)
+            return sum(model.rate(curves[k], n, batch_size, scattered=scattered) for k, n in counts if k in curves)
+        if self.virtual_workers and len(counts) > 1:
+            return self._whole_rate(self.virtual_workers, counts, scattered)
         total = 0.0
         for kind, workers in counts:
             curve = self.curve(kind)
             total += curve.rate(workers, scattered=scattered) if curve else 0.0
         return total
+
+    def _whole_rate(self, virtual_workers: int, counts: Counts, scattered: bool) -> float:
+        groups: list[tuple[int, float]] = []
+        for kind, workers in counts:
+            curve = self.curve(kind)
+            rate = curve.rate(workers, scattered=scattered) if curve and workers > 0 else 0.0
+            # What one device does when `workers` of its type do the whole step.
+            groups.append((workers, rate * -(-virtual_workers // workers) if workers > 0 else 0.0))
+        seconds = step_s(tuple(groups), loads(virtual_workers, tuple(groups)))
+        return 1.0 / seconds if seconds else 0.0

@@ -18,6 +18,8 @@ class Share:
     """One clause for people: what gave the job this much."""
     pinned: bool = False
     """A migration would cost this job more than it can afford: it stays where it is while its node lives."""
+    batch_size: int = 0
+    """The global batch size that the policy chose with it; 0: the job's own."""
 
     @property
     def num_devices(self) -> int:

@@ -13,9 +13,9 @@ from melodeon.placement.topology import Run
 def aligned(start: int, stop: int) -> Iterator[Run]:
     """Cut a run of slots into the fewest aligned power-of-two blocks, as (start, size)."""
     while start < stop:
-        size = (start & -start) or (1 << (stop - start).bit_length())
-        while size > stop - start:
-            size >>= 1
+        size = start & -start
+        if not size or size > stop - start:
+            size = 1 << (stop - start).bit_length() - 1
         yield start, size
         start += size
 
@@ -34,18 +34,24 @@ class FreeBlocks:
         self.count = 0
         blocks = iter(taken)
         block = next(blocks, None)
-        for start, stop in usable:
-            position = start
+        for position, stop in usable:
             while block is not None and block[0] < stop:
-                self._add_run(position, block[0])
-                position = block[0] + block[1]
+                start, size = block
+                if position < start:
+                    self._add_run(position, start)
+                position = start + size
                 block = next(blocks, None)
-            self._add_run(position, stop)
+            if position < stop:
+                self._add_run(position, stop)
 
     def _add_run(self, start: int, stop: int) -> None:
+        self.count += stop - start
+        by_size = self._by_size
         for first, size in aligned(start, stop):
-            self._by_size.setdefault(size, []).append(first)
-            self.count += size
+            if size in by_size:
+                by_size[size].append(first)
+            else:
+                by_size[size] = [first]
 
     def take(self, size: int) -> int | None:
         """The start of a free block of `size` slots, cut from the smallest block that has room; None: there is none."""

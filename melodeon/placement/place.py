@@ -27,8 +27,24 @@ class Placed:
     """Where every share goes."""
 
     placements: Mapping[JobId, Placement]
-    migrated: tuple[JobId, ...]
-    """Running jobs of unchanged size that had to move."""
+    held: Mapping[JobId, Placement]
+    """Where jobs were before."""
+
+    @property
+    def migrated(self) -> tuple[JobId, ...]:
+        """Running jobs of unchanged size that were moved to make room or because their node is gone."""
+        return tuple(job for job, placement in self.placements.items() if _moved(self.held.get(job, ()), placement))
+
+
+def _moved(before: Placement, after: Placement) -> bool:
+    return bool(before) and before != after and _counts(before) == _counts(after)
+
+
+def _counts(placement: Placement) -> dict[DeviceType, int]:
+    counts: dict[DeviceType, int] = {}
+    for block in placement:
+        counts[block.kind] = counts.get(block.kind, 0) + block.size
+    return counts
 
 
 def place(cluster: Cluster, held: Mapping[JobId, Placement], shares: Iterable[Share]) -> Placed:
@@ -37,66 +53,74 @@ def place(cluster: Cluster, held: Mapping[JobId, Placement], shares: Iterable[Sh
     pinned: set[JobId] = set()
     for share in shares:
         for kind, count in share.counts:
-            wanted.setdefault(kind, {})[share.job] = count
+            if kind not in wanted:
+                wanted[kind] = {}
+            wanted[kind][share.job] = count
         if share.pinned:
             pinned.add(share.job)
+    lines = topology_of(cluster).lines
+    if len(lines) == 1 and len(wanted) == 1:
+        return Placed(_Packing(lines[0], wanted[lines[0].kind], held, pinned).run(), held)
     found: dict[JobId, list[Block]] = {}
-    migrated: list[JobId] = []
-    for line in topology_of(cluster).lines:
+    for line in lines:
         counts = wanted.pop(line.kind, {})
         if not counts:
             continue
-        packing = _Packing(line, counts, _held_on(line.kind, held, counts), pinned)
-        for job, blocks in packing.run().items():
-            found.setdefault(job, []).extend(Block(line.kind, start, size) for start, size in blocks)
-        migrated.extend(packing.migrated())
+        on_line = {job: tuple(b for b in held.get(job, ()) if b.kind == line.kind) for job in counts}
+        for job, blocks in _Packing(line, counts, on_line, pinned).run().items():
+            found.setdefault(job, []).extend(blocks)
     assert not wanted, f"shares of device types that the cluster does not have: {sorted(wanted)}"
-    return Placed({job: whole(blocks) for job, blocks in found.items()}, tuple(migrated))
-
-
-def _held_on(kind: DeviceType, held: Mapping[JobId, Placement], jobs: Iterable[JobId]) -> dict[JobId, list[Run]]:
-    return {job: runs for job in jobs if (runs := [(b.start, b.size) for b in held.get(job, ()) if b.kind == kind])}
+    return Placed({job: whole(blocks) for job, blocks in found.items()}, held)
 
 
 class _Packing:
     """One line being packed. Mutable, and private to one call of `place`."""
 
     def __init__(
-        self, line: Line, wanted: Mapping[JobId, int], held: Mapping[JobId, list[Run]], pinned: set[JobId]
+        self, line: Line, wanted: Mapping[JobId, int], held: Mapping[JobId, Placement], pinned: set[JobId]
     ) -> None:
         self._line, self._wanted, self._held, self._pinned = line, wanted, held, pinned
         self._owner: dict[int, tuple[JobId, int]] = {}
         """start -> (job, size) of every block in use."""
-        self._settled: set[JobId] = set()
+        self._settled: dict[JobId, Placement] = {}
         """Jobs that stay as they are unless room is needed."""
         self._evicted: set[JobId] = set()
 
-    def run(self) -> dict[JobId, list[Run]]:
-        """Place everything and say which blocks each job has."""
+    def run(self) -> dict[JobId, Placement]:
+        """Place everything and say where each job is."""
         changed: list[JobId] = []
+        owner, usable = self._owner, self._line.usable
+        first, last = usable[0] if len(usable) == 1 else (0, 0)
         for job, count in self._wanted.items():
-            kept = self._keep(self._held.get(job, []), count)
+            held = self._held.get(job, ())
+            if len(held) == 1 and held[0].size == count and first <= (start := held[0].start) <= last - count:
+                # The common case of what follows.
+                owner[start] = (job, count)
+                self._settled[job] = held
+                continue
+            kept = self._keep([(block.start, block.size) for block in held], count)
             if kept is None:
                 changed.append(job)
                 continue
             for start, size in kept:
-                self._owner[start] = (job, size)
-            if kept is self._held[job]:
-                self._settled.add(job)
-        self._free = FreeBlocks(self._line.usable, sorted((s, size) for s, (_, size) in self._owner.items()))
+                owner[start] = (job, size)
+            if sum(block.size for block in held) == count:
+                self._settled[job] = held
+        self._free = FreeBlocks(usable, [(start, owner[start][1]) for start in sorted(owner)])
         needed = sum(self._wanted[job] for job in changed)
         assert needed <= self._free.count, f"{needed} {self._line.kind} devices wanted, {self._free.count} are free"
         for job in sorted(changed, key=lambda job: -self._wanted[job]):
             self._put(job, self._wanted[job])
-        blocks: dict[JobId, list[Run]] = {}
-        for start, (job, size) in self._owner.items():
-            blocks.setdefault(job, []).append((start, size))
-        return blocks
+        return self._result()
 
-    def migrated(self) -> list[JobId]:
-        """Jobs of unchanged size that were moved to make room or because their node is gone."""
-        same = (job for job, runs in self._held.items() if sum(size for _, size in runs) == self._wanted[job])
-        return [job for job in same if job in self._evicted or job not in self._settled]
+    def _result(self) -> dict[JobId, Placement]:
+        found = {job: held for job, held in self._settled.items() if job not in self._evicted}
+        moved: dict[JobId, list[Block]] = {}
+        for start, (job, size) in self._owner.items():
+            if job not in found:
+                moved.setdefault(job, []).append(Block(self._line.kind, start, size))
+        found.update({job: whole(blocks) for job, blocks in moved.items()})
+        return found
 
     def _keep(self, held: list[Run], count: int) -> list[Run] | None:
         """The part of its blocks that a job keeps; None: it must be placed anew."""
@@ -107,6 +131,8 @@ class _Packing:
             return None
         if total == count:
             return held
+        if len(held) == 1 and not count & (count - 1):
+            return [(held[0][0], count)]
         own = FreeBlocks([(start, start + size) for start, size in sorted(held)], [])
         kept: list[Run] = []
         for piece in powers(count):
@@ -122,10 +148,10 @@ class _Packing:
         return True
 
     def _put(self, job: JobId, count: int) -> None:
-        held = self._held.get(job, [])
+        held = self._held.get(job, ())
         for piece in powers(count):
             # Growing around the block that it holds spares the workers that stay.
-            around = held[0][0] - held[0][0] % piece if held else None
+            around = held[0].start - held[0].start % piece if held else None
             if around is not None and self._free.take_at(around, piece):
                 self._owner[around] = (job, piece)
             else:

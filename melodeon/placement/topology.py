@@ -81,9 +81,21 @@ class Topology:
         return len(nodes) <= least
 
 
-@lru_cache(maxsize=64)
+_latest: list[tuple[Cluster, Topology]] = []
+"""The last answer: asked again and again about the same cluster, even a hash and a comparison of its nodes is long."""
+
+
 def topology_of(cluster: Cluster) -> Topology:
     """Lay a cluster's nodes out on lines, rack by rack."""
+    if _latest and _latest[0][0] is cluster:
+        return _latest[0][1]
+    found = _laid_out(cluster)
+    _latest[:] = [(cluster, found)]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _laid_out(cluster: Cluster) -> Topology:
     return Topology(tuple(_line(kind, [n for n in cluster.nodes if n.device_type == kind]) for kind in cluster.types))
 
 

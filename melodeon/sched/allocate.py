@@ -4,22 +4,55 @@ A job that needs its whole promise climbs only if the higher level can be promis
 cost it a pause that it cannot afford.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple, cast
 
-from melodeon.core.cluster import DeviceType
-from melodeon.core.curve import Ladder
+from melodeon.core.cluster import Counts, DeviceType
+from melodeon.core.clusterview import JobState
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
 from melodeon.sched.filling import SAFETY, Ask, Grid, Reservation, reserve
-from melodeon.sched.greedy import Climber, climb
-from melodeon.sched.pool import Pool
+from melodeon.sched.greedy import Climber, Step, climb, steps_of
+from melodeon.sched.pool import INFINITE, AskOf, Member, Members, Pool
 from melodeon.sched.profile import Profile
 
-INFINITE = float("inf")
+Stand = tuple[int, int, bool, int, bool]
+"""(level that it must have, workers held, whether it is rigid, level of its promise, whether it is late)"""
 
 
-@dataclass(slots=True)
-class Taken:
+class Outlook(NamedTuple):
+    """What a job must have and could be given. It stays as it is until `calm_s` while nothing of this changes."""
+
+    plan: Reservation
+    counts: Counts
+    resume_s: float
+    calm_s: float
+    promised: int
+    """Devices that it must have now."""
+    stand: Stand
+    """What `steps` were made from."""
+    steps: tuple[Step, ...]
+    """Everything that it could be given beyond its promise for this moment."""
+
+
+class Given(NamedTuple):
+    """What a job was given. It stays as it is while outlook and step do."""
+
+    outlook: Outlook
+    step: Step | None
+    told: tuple[object, ...]
+    """What `share` was made from."""
+    share: Share
+    """Without devices: it waits."""
+    wake_s: float
+    """When its promise needs more than that."""
+
+
+Memory = Mapping[JobId, Given]
+"""What was given in the last round; most of it is the same in the next."""
+
+
+class Taken(NamedTuple):
     """What one pool gives away now."""
 
     pool: Pool
@@ -27,51 +60,144 @@ class Taken:
     wake_at: float
 
 
-def allocate(pool: Pool, kind: DeviceType, count: int, grid: Grid) -> Taken:
+def allocate(
+    pool: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, kind: DeviceType, count: int, grid: Grid
+) -> Taken:
     """Algorithm 2 on one type of device."""
-    now, profile = pool.at_s, pool.profile.copy()
-    # Equal returns go to the earlier deadline: promises that end soon are the ones that newcomers collide with.
-    asks = sorted((pool.asks[job] for job in pool.members), key=lambda ask: ask.deadline_s)
-    plans = [pool.members[ask.job] for ask in asks]
-    climbers = [_climber(ask, plan, now, ask.job in pool.late) for ask, plan in zip(asks, plans, strict=True)]
+    now, members, profile = pool.at_s, pool.members, pool.profile
+    memory = cast(Memory, pool.memory or {})
+    outlooks: dict[JobId, Outlook] = {}
+    steps: list[Step] = []
+    for name, member in members.items():
+        before, job = memory.get(name), jobs[name]
+        outlook = before.outlook if before else None
+        if (
+            outlook is None
+            or now >= outlook.calm_s
+            or outlook.resume_s != job.resume_s
+            or outlook.counts != job.counts
+            or outlook.plan is not member.plan
+        ):
+            outlook = _outlook(member, job, kind, now, name in pool.late, outlook)
+        outlooks[name] = outlook
+        steps += outlook.steps
+        count -= outlook.promised
+    stretched: dict[JobId, Member] = {}
 
-    def may_climb(index: int, level: int) -> bool:
-        stretched = _stretch(profile, asks[index], plans[index], grid, level)
-        if stretched is not None:
-            plans[index] = stretched
-        return stretched is not None
+    def may_climb(job: JobId, level: int) -> bool:
+        nonlocal profile
+        profile = profile.copy() if profile is pool.profile else profile
+        goal, plan, ask, _ = stretched.get(job, members[job])
+        ask = ask_of(jobs[job], ask)
+        longer = _stretch(profile, ask, plan, grid, level)
+        if longer is not None:
+            stretched[job] = Member(goal, longer, ask, now)
+        return longer is not None
 
-    base = sum(c.ladder.levels[c.base - 1] for c in climbers if c.base)
-    levels, returns = climb(climbers, count - base, may_climb)
-    shares: dict[JobId, Share] = {}
-    wake_at = INFINITE
-    for ask, plan, climber, level, value in zip(asks, plans, climbers, levels, returns, strict=True):
-        workers = ask.ladder.levels[level - 1] if level else 0
-        if level:
-            promised = ask.ladder.levels[climber.base - 1] if climber.base else 0
-            why = _why(workers, promised, value, ask.job in pool.late)
-            # A migration would cost it more than it can lose.
-            pinned = bool(plan.blocks) and plan.slack < _risk(plan, ask.ladder, now, ask.pauses[level - 1])
-            shares[ask.job] = Share(ask.job, ((kind, workers),), why, pinned)
-        if plan.blocks and (starts := plan.next_above(now, workers)) is not None and starts < wake_at:
-            wake_at = starts
-    members = {ask.job: plan for ask, plan in zip(asks, plans, strict=True)}
-    return Taken(Pool(now, members, pool.late, profile, pool.asks, pool.goals), shares, wake_at)
+    taken = climb(steps, count, may_climb)
+    if stretched:
+        members = {**members, **stretched}
+    given = _give(members, jobs, kind, now, outlooks, taken, memory)
+    shares = {name: entry.share for name, entry in given.items() if entry.share.counts}
+    wake_at = min([entry.wake_s for entry in given.values()], default=INFINITE)
+    after = Pool(now, members, pool.late, profile, pool.exact and not stretched, pool.any_soft, given)
+    return Taken(after, shares, wake_at)
 
 
-def _climber(ask: Ask, plan: Reservation, now: float, late: bool) -> Climber:
+def _outlook(
+    member: Member, job: JobState, kind: DeviceType, now_s: float, late: bool, before: Outlook | None
+) -> Outlook:
+    """What a job must have and could be given from here."""
+    _, plan, ask, _ = member
+    base, promised, rigid, calm_s = 0, 0, False, INFINITE
+    if plan.blocks:
+        start, stop, _ = plan.blocks[0]
+        calm_s = start - ask.pauses[-1]
+        if calm_s <= now_s:
+            # Before its promise begins, it can lose less from moment to moment; from then on, what it can lose stays.
+            calm_s = stop if start <= now_s else now_s
+            promised = plan.workers_at(now_s)
+            base = ask.ladder.reach(promised)
+            rigid = _at_risk(plan, ask, now_s, len(ask.pauses), ask.pauses[base - 1] if base else 0.0)
+    stand = (base, job.held(kind), rigid, plan.level, late)
+    steps = before.steps if before is not None and before.stand == stand else _steps(ask, *stand)
+    return Outlook(plan, job.counts, job.resume_s, calm_s, promised, stand, steps)
+
+
+def _give(
+    members: Members,
+    jobs: Mapping[JobId, JobState],
+    kind: DeviceType,
+    now_s: float,
+    outlooks: Mapping[JobId, Outlook],
+    taken: Mapping[JobId, Step],
+    memory: Memory,
+) -> dict[JobId, Given]:
+    """What everybody is given with the steps taken; as in the last round where nothing is new."""
+    given: dict[JobId, Given] = {}
+    for name, outlook in outlooks.items():
+        before, step = memory.get(name), taken.get(name)
+        if before is None or before.outlook is not outlook or before.step is not step:
+            before = _given(members[name], outlook, step, kind, jobs[name], now_s, before)
+        given[name] = before
+    return given
+
+
+def _given(
+    member: Member,
+    outlook: Outlook,
+    step: Step | None,
+    kind: DeviceType,
+    job: JobState,
+    now_s: float,
+    before: Given | None,
+) -> Given:
+    _, plan, ask, _ = member
+    level, workers, late = outlook.stand[0], outlook.promised, outlook.stand[4]
+    if step is not None:
+        level, workers = step.level, ask.ladder.levels[step.level - 1]
+    # Pinned: a migration would cost it more than it can lose.
+    pinned = bool(plan.blocks and level) and _at_risk(plan, ask, now_s, level)
+    told = (step, outlook.promised, pinned, late)
+    if before is not None and before.told == told:
+        share = before.share
+    else:
+        why = _why(workers, outlook.promised, step.value if step else 0.0, late)
+        share = Share(ask.job, ((kind, workers),) if workers else (), why, pinned)
+    return Given(outlook, step, told, share, _due(plan, ask, job, workers, now_s) if plan.blocks else INFINITE)
+
+
+def _due(plan: Reservation, ask: Ask, job: JobState, workers: int, now_s: float) -> float:
+    """When a promise needs more than `workers`: what the job trains until then puts its beginning off."""
+    starts = plan.next_above(now_s, workers)
+    if starts is None:
+        return INFINITE
+    start, stop, wanted = plan.blocks[0]
+    level = ask.ladder.reach(workers)
+    if not level or starts != start:
+        return starts
+    rate, promised = ask.ladder.rates[level - 1], ask.ladder.rate(wanted)
+    # At its next change it may pause once; what it had done before the plan was made is in the plan.
+    trains_s = start - max(now_s, job.resume_s) - ask.pauses[-1]
+    ahead = ask.work - (job.spec.iterations - job.done) / job.speed + rate * max(0.0, trains_s)
+    return max(start, min(stop, start + ahead / (promised - rate)) - 1.0)
+
+
+def _steps(ask: Ask, base: int, held: int, rigid: bool, level: int, late: bool) -> tuple[Step, ...]:
     ladder = ask.ladder
-    base = ladder.reach(plan.workers_at(now)) if plan.blocks else 0
-    level = plan.level or (len(ladder.levels) if late else 1)
-    there_and_back = ask.pauses[-1] + (ask.pauses[base - 1] if base else 0.0)
-    rigid = bool(plan.blocks) and plan.slack < _risk(plan, ladder, now, there_and_back)
-    return Climber(ladder, base, ladder.levels[level - 1] / ladder.rates[level - 1], ask.held, rigid)
+    worth = (level or (len(ladder.levels) if late else 1)) - 1
+    climber = Climber(ladder, base, ladder.levels[worth] / ladder.rates[worth], held, rigid)
+    return steps_of(ask.job, ask.deadline_s, climber)
 
 
-def _risk(plan: Reservation, ladder: Ladder, now: float, pause_s: float) -> float:
-    """Iterations of its promise that a job would lose to a pause from now on: those before its start are free."""
+def _at_risk(plan: Reservation, ask: Ask, now_s: float, level: int, back_s: float = 0.0) -> bool:
+    """Whether a pause for a change to `level`, and perhaps one back, would cost a job its deadline.
+
+    What it loses before its promise begins is free.
+    """
     start, _, workers = plan.blocks[0]
-    return ladder.rate(workers) * max(0.0, now + pause_s - max(start, now))
+    lost_s = now_s + ask.pauses[level - 1] + back_s - max(start, now_s)
+    return lost_s > 0 and plan.slack < ask.ladder.rate(workers) * lost_s
 
 
 def _stretch(profile: Profile, ask: Ask, plan: Reservation, grid: Grid, level: int) -> Reservation | None:
@@ -82,11 +208,10 @@ def _stretch(profile: Profile, ask: Ask, plan: Reservation, grid: Grid, level: i
     if slack < 0:
         return None
     reserve(profile, plan, -1)
-    until = grid.end(done)
-    if profile.peak(now, until) + workers > profile.capacity:
+    if profile.peak(now, done) + workers > profile.capacity:
         reserve(profile, plan)
         return None
-    stretched = Reservation(((now, until, workers),), plan.level, slack)
+    stretched = Reservation(((now, done, workers),), plan.level, slack)
     reserve(profile, stretched)
     return stretched
 

@@ -20,7 +20,10 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdfElastic:
-    """The policy."""
+    """The policy, with its option."""
+
+    widest: bool = False
+    """Give late jobs the most devices they were measured on, past their best speed too, as ElasticFlow's code does."""
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Minimum shares first, then the rest by deadline."""
@@ -29,7 +32,7 @@ class EdfElastic:
         wake_at = INFINITE
         for kind, count in view.cluster.capacity:
             members = sorted((job for job in view.admitted if homes[job.spec.id] == kind), key=_deadline)
-            wake_at = min(wake_at, _divide(view, kind, count, members, shares))
+            wake_at = min(wake_at, _divide(view, kind, count, members, shares, self.widest))
         return Decision(shares, state, wake_at if wake_at < INFINITE else None)
 
 
@@ -47,7 +50,12 @@ def _homes(view: ClusterView) -> dict[JobId, DeviceType | None]:
 
 
 def _divide(
-    view: ClusterView, kind: DeviceType, count: int, members: list[JobState], shares: dict[JobId, Share]
+    view: ClusterView,
+    kind: DeviceType,
+    count: int,
+    members: list[JobState],
+    shares: dict[JobId, Share],
+    widest: bool,
 ) -> float:
     """Share out one type; when to look again."""
     grid, profile = Grid.of(view.now_s, view.slot_s), Profile(view.now_s, count)
@@ -59,27 +67,41 @@ def _divide(
         pauses = tuple(view.overheads.pause_s(job.spec.model, level) for level in ladder.levels)
         ask = Ask(job.spec.id, ladder, pauses, job.remaining, _deadline(job), job.held(kind), job.resume_s)
         plan = fill(profile, ask, grid) if ask.deadline_s < INFINITE else None
+        workers, why = 0, "left by jobs with deadlines"
         if plan is not None:
             reserve(profile, plan)
-            level, why = ladder.reach(min(free, plan.workers_at(view.now_s))), "its minimum share in order of deadline"
-            starts = plan.next_above(view.now_s, ladder.levels[level - 1] if level else 0)
+            workers, why = (
+                _floor(ladder, min(free, plan.workers_at(view.now_s))),
+                "its minimum share in order of deadline",
+            )
+            starts = plan.next_above(view.now_s, workers)
             wake_at = min(wake_at, starts or INFINITE)
-        else:
-            late = ask.deadline_s < INFINITE
-            level = ladder.reach(free) if late else 0
-            why = "it is late and takes what makes it faster" if late else "left by jobs with deadlines"
-            if level:
-                _hold(profile, ladder.levels[level - 1], ask.work / ladder.rates[level - 1])
-        free -= ladder.levels[level - 1] if level else 0
-        given.append((job, ladder, level, why))
-    for job, ladder, level, why in given:
-        has = ladder.levels[level - 1] if level else 0
-        reached = ladder.reach(has + free)
-        workers = ladder.levels[reached - 1] if reached else 0
-        free -= workers - has
-        if workers:
-            shares[job.spec.id] = Share(job.spec.id, ((kind, workers),), why)
+        elif ask.deadline_s < INFINITE:
+            why = "it is late and takes what makes it faster"
+            workers = _most(job, kind, free) if widest else _floor(ladder, free)
+            if workers:
+                _hold(profile, workers, ask.work / job.spec.rate(((kind, workers),)))
+        free -= workers
+        given.append((job, ladder, workers, why))
+    for job, ladder, workers, why in given:
+        more = max(workers, _floor(ladder, workers + free))
+        free -= more - workers
+        if more:
+            shares[job.spec.id] = Share(job.spec.id, ((kind, more),), why)
     return wake_at
+
+
+def _floor(ladder: Ladder, workers: int) -> int:
+    """The highest level that so many workers reach."""
+    level = ladder.reach(workers)
+    return ladder.levels[level - 1] if level else 0
+
+
+def _most(job: JobState, kind: DeviceType, free: int) -> int:
+    """As many devices as the job was measured on and are free."""
+    curve, most = job.spec.curve(kind), job.spec.max_workers or free
+    assert curve is not None, "members have a curve for their type"
+    return max((n for n, _ in curve.points if job.spec.min_workers <= n <= min(free, most)), default=0)
 
 
 def _hold(profile: Profile, workers: int, busy_s: float) -> None:

@@ -19,10 +19,11 @@ from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.core.plan import Share, Verdict
-from melodeon.sched.allocate import INFINITE, allocate
+from melodeon.sched.allocate import allocate
 from melodeon.sched.filling import Ask, Grid
 from melodeon.sched.policy import Decision
-from melodeon.sched.pool import Pool, refresh, with_newcomer
+from melodeon.sched.pool import INFINITE, AskOf, Pool, advance, exact, rearranged, with_newcomer
+from melodeon.sched.profile import Profile
 
 Pools = Mapping[DeviceType, Pool]
 QUOTE_PROBES = 12
@@ -58,7 +59,13 @@ class ElasticFlow:
             # Where most devices are left for each job.
             kinds.sort(key=lambda kind: len(pools[kind].members) / (pools[kind].profile.capacity or 0.1))
         for kind in kinds:
-            grown = with_newcomer(pools[kind], _ask(view, job, kind), spec.goal, grid, self.spare_pauses)
+            ask_of = _asking(view, kind)
+            pool, ask = pools[kind], ask_of(job, None)
+            grown = with_newcomer(pool, ask, spec.goal, grid, self.spare_pauses)
+            if grown is None and _feasible(ask, grid, pool):
+                pools[kind] = pool = exact(pool, view.jobs, ask_of, grid, self.spare_pauses)
+                grown = with_newcomer(pool, ask, spec.goal, grid, self.spare_pauses)
+                grown = grown or rearranged(pool, ask, grid, self.spare_pauses)
             if grown is not None:
                 return Verdict(spec.id, admitted=True, why=_welcome(spec, grown)), {**pools, kind: grown}
         earliest = self.earliest_deadline(view, job, pools) if self.quote else None
@@ -70,7 +77,9 @@ class ElasticFlow:
         best: float | None = None
         for kind, pool in self._current(view, state).items():
             if job.spec.ladder(kind) is not None:
-                found = _earliest(pool, _ask(view, job, kind), grid, self.spare_pauses, best or INFINITE)
+                ask_of = _asking(view, kind)
+                current = exact(pool, view.jobs, ask_of, grid, self.spare_pauses)
+                found = _earliest(current, ask_of(job, None), grid, self.spare_pauses, best or INFINITE)
                 best = found if found is not None else best
         return best
 
@@ -81,24 +90,24 @@ class ElasticFlow:
         after: dict[DeviceType, Pool] = {}
         wake_at = INFINITE
         for kind, pool in pools.items():
-            taken = allocate(pool, kind, view.cluster.count(kind), Grid.of(view.now_s, view.slot_s))
+            grid, count = Grid.of(view.now_s, view.slot_s), view.cluster.count(kind)
+            taken = allocate(pool, view.jobs, _asking(view, kind), kind, count, grid)
             after[kind] = taken.pool
             shares.update(taken.shares)
             wake_at = min(wake_at, taken.wake_at)
         return Decision(shares, after, wake_at if wake_at < INFINITE else None)
 
-    def _current(self, view: ClusterView, state: object) -> Pools:
-        """The pools as of now: those of the state, planned again if time or anything else has moved."""
+    def _current(self, view: ClusterView, state: object) -> dict[DeviceType, Pool]:
+        """The pools as of now: those of the state, brought up to date if time or anything else has moved."""
         old: Pools = state if isinstance(state, Mapping) else {}
+        grid = Grid.of(view.now_s, view.slot_s)
         pools: dict[DeviceType, Pool] = {}
         for kind, count in view.cluster.capacity:
             pool, capacity = old.get(kind), max(0, count - self.reserve)
-            if pool is None or pool.at_s != view.now_s or pool.profile.capacity != capacity:
-                jobs = [view.jobs[job] for job in (pool.members if pool else ()) if job in view.jobs]
-                before = pool.asks if pool else {}
-                asks = {job.spec.id: _ask(view, job, kind, before.get(job.spec.id)) for job in jobs}
-                goals = {job.spec.id: job.spec.goal for job in jobs}
-                pool = refresh(pool, asks, goals, Grid.of(view.now_s, view.slot_s), capacity, self.spare_pauses)
+            if pool is None:
+                pool = Pool(view.now_s, {}, frozenset(), Profile(view.now_s, capacity))
+            elif pool.at_s != view.now_s or pool.profile.capacity != capacity:
+                pool = advance(pool, view.jobs, _asking(view, kind), grid, capacity, self.spare_pauses)
             pools[kind] = pool
         return pools
 
@@ -107,21 +116,31 @@ def _kinds(spec: JobSpec) -> list[DeviceType]:
     return [kind for kind, ladder in spec.ladders if ladder.levels]
 
 
-def _ask(view: ClusterView, job: JobState, kind: DeviceType, before: Ask | None = None) -> Ask:
-    """What a job needs now; what never changes is taken from the round before."""
-    spec = job.spec
-    # A straggler makes the remaining work longer, as far as the planner is concerned.
-    work = (spec.iterations - job.done) / job.speed
-    free_start = job.started_s is None and not view.overheads.first_start
-    if before is not None:
-        return Ask(
-            before.job, before.ladder, before.pauses, work, before.deadline_s, job.held(kind), job.resume_s, free_start
-        )
-    ladder = spec.ladder(kind)
-    assert ladder is not None, "a job is only in pools that it can run in"
-    deadline_s = spec.deadline_s if spec.deadline_s is not None else INFINITE
-    pauses = _pauses(view.overheads, spec.model, ladder.levels)
-    return Ask(spec.id, ladder, pauses, work, deadline_s, job.held(kind), job.resume_s, free_start)
+def _asking(view: ClusterView, kind: DeviceType) -> AskOf:
+    """What jobs need of one type of device now."""
+    first_start = view.overheads.first_start
+
+    def ask_of(job: JobState, before: Ask | None) -> Ask:
+        spec = job.spec
+        # A straggler makes the remaining work longer, as far as the planner is concerned.
+        work = (spec.iterations - job.done) / job.speed
+        free_start = job.started_s is None and not first_start
+        if before is not None:
+            name, ladder, pauses, _, deadline_s, *_ = before
+            return Ask(name, ladder, pauses, work, deadline_s, job.held(kind), job.resume_s, free_start)
+        made = spec.ladder(kind)
+        assert made is not None, "a job is only in pools that it can run in"
+        due_s = spec.deadline_s if spec.deadline_s is not None else INFINITE
+        pauses = _pauses(view.overheads, spec.model, made.levels)
+        return Ask(spec.id, made, pauses, work, due_s, job.held(kind), job.resume_s, free_start)
+
+    return ask_of
+
+
+def _feasible(ask: Ask, grid: Grid, pool: Pool) -> bool:
+    """Whether the job could be in time with nobody else there."""
+    reached = ask.ladder.reach(pool.profile.capacity)
+    return bool(reached) and ask.ladder.rates[reached - 1] * (ask.deadline_s - grid.now_s) >= ask.work
 
 
 @lru_cache(maxsize=1024)
@@ -133,7 +152,9 @@ def _earliest(pool: Pool, ask: Ask, grid: Grid, spare: int, below: float) -> flo
     """Search upwards from what the job needs alone by doubling, then between the last two."""
 
     def accepted(window: float) -> bool:
-        return with_newcomer(pool, ask._replace(deadline_s=grid.now_s + window), Goal.HARD, grid, spare) is not None
+        asked = ask._replace(deadline_s=grid.now_s + window)
+        grown = with_newcomer(pool, asked, Goal.HARD, grid, spare) or rearranged(pool, asked, grid, spare)
+        return grown is not None
 
     fits = [
         level for level in range(1, len(ask.ladder.levels) + 1) if ask.ladder.levels[level - 1] <= pool.profile.capacity
@@ -157,13 +178,13 @@ def _earliest(pool: Pool, ask: Ask, grid: Grid, spare: int, below: float) -> flo
 
 
 def _welcome(spec: JobSpec, pool: Pool) -> str:
-    plan = pool.members[spec.id]
+    plan, ladder = pool.members[spec.id].plan, pool.members[spec.id].ask.ladder
     if spec.goal is Goal.BEST_EFFORT:
         return "best effort: it gets what the promises leave"
     if not plan.level:
         return "soft deadline: it cannot be promised now, so it gets what the promises leave"
     start, _, _ = plan.blocks[0]
-    share = pool.asks[spec.id].ladder.levels[plan.level - 1]
+    share = ladder.levels[plan.level - 1]
     return f"its deadline can be met with a minimum satisfactory share of {share}, starting at {start:.0f} s"
 
 

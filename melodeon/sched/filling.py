@@ -3,12 +3,10 @@
 A job is given the lowest level `j` of its ladder at which `min(j, what is left)` devices, from its deadline backwards,
 are enough for the iterations that remain. What it gets is a reservation: blocks of (start, stop, workers), as late as
 possible, so that the present stays free for whoever gains most by it. Every change of level costs the pause that it
-will cost when it happens. Boundaries lie on the grid of decision slots, so that a reservation can be kept exactly.
+will cost when it happens. A policy asks to be woken when a reservation begins, so that it can be kept exactly.
 """
 
-from bisect import bisect_left
-from dataclasses import dataclass
-from math import ceil, floor
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from melodeon.core.curve import Ladder
@@ -19,7 +17,7 @@ ReservedBlock = tuple[float, float, int]
 """(start_s, stop_s, workers)"""
 
 FINE_GRID_S = 1.0
-"""Where decisions may fall at any time, reservations still start at whole seconds: fewer, longer segments."""
+"""Where rounds may come at any time, reservations still start at whole seconds: fewer, longer segments."""
 SAFETY = 1.0 + 1e-7
 """Iterations are counted in floating point: a plan is made for this much more than remains."""
 _KEPT = 1.0 + 1e-9
@@ -27,25 +25,19 @@ _KEPT = 1.0 + 1e-9
 
 
 class Grid(NamedTuple):
-    """The moments at which reservations may begin."""
+    """The moments at which reservations may begin: now, and later the multiples of a step."""
 
     now_s: float
     step_s: float
-    aligned_end: bool
-    """Whether a reservation's end must lie on the grid as well, as with decision slots."""
 
     def down(self, time_s: float) -> float:
         """The last grid moment not after `time_s`, but not before now."""
-        return max(self.now_s, floor(time_s / self.step_s) * self.step_s)
-
-    def end(self, time_s: float) -> float:
-        """Where a reservation that is of use until `time_s` ends."""
-        return ceil(time_s / self.step_s) * self.step_s if self.aligned_end else time_s
+        return max(self.now_s, time_s // self.step_s * self.step_s)
 
     @classmethod
     def of(cls, now_s: float, slot_s: float) -> "Grid":
-        """The grid of a view."""
-        return cls(now_s, slot_s or FINE_GRID_S, slot_s > 0)
+        """The grid of a view: with slots, promises begin together, so that fewer rounds are needed to keep them."""
+        return cls(now_s, slot_s or FINE_GRID_S)
 
 
 class Ask(NamedTuple):
@@ -75,8 +67,7 @@ class Ask(NamedTuple):
         return self.pauses[level - 1]
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """The devices that are set aside for a job."""
 
     blocks: tuple[ReservedBlock, ...] = ()
@@ -105,18 +96,28 @@ def fill(profile: Profile, ask: Ask, grid: Grid, spare_pauses: int = 0) -> Reser
 
     `spare_pauses` asks for room for that many pauses more than the reservation itself needs.
     """
-    ladder, now = ask.ladder, grid.now_s
-    window = ask.deadline_s - now
-    if window <= 0 or ladder.rates[-1] * window < ask.work:
+    (_, ladder, pauses, work, deadline_s, *_), (now, step) = ask, grid
+    levels, rates = ladder.levels, ladder.rates
+    times, used, capacity = profile.times, profile.used, profile.capacity
+    window = deadline_s - now
+    if window <= 0 or rates[-1] * window < work:
         return None
     # No level below this one is fast enough even with nobody else there.
-    lowest = bisect_left(ladder.rates, ask.work / window) + 1
-    for level in range(lowest, len(ladder.levels) + 1):
-        if ladder.levels[level - 1] > profile.capacity:
+    for level in range(bisect_left(rates, work / window) + 1, len(levels) + 1):
+        workers, rate, pause = levels[level - 1], rates[level - 1], pauses[level - 1]
+        if workers > capacity:
             return None
-        found = _single(profile, ask, grid, level, spare_pauses)
-        if found is None:
-            found = _walk(profile, ask, grid, level, spare_pauses)
+        # One block up to the deadline is the common case: no walk over segments is needed.
+        need_s = work * SAFETY / rate + spare_pauses * pause
+        start = (deadline_s - need_s - pause) // step * step
+        if start <= now:
+            start, pause = now, ask.entry_s(level, now)
+        slack_s = deadline_s - start - pause - need_s
+        if slack_s >= 0:
+            first = bisect_right(times, start) - 1
+            if max(used[first : bisect_left(times, deadline_s, first)]) + workers <= capacity:
+                return Reservation(((start, deadline_s, workers),), level, (slack_s + spare_pauses * pause) * rate)
+        found = _walk(profile, ask, grid, level, spare_pauses)
         if found is not None:
             return found
     return None
@@ -128,58 +129,39 @@ def reserve(profile: Profile, reservation: Reservation, sign: int = 1) -> None:
         profile.add(start, stop, sign * workers)
 
 
-def _single(profile: Profile, ask: Ask, grid: Grid, level: int, spare_pauses: int) -> Reservation | None:
-    """One block up to the deadline, the common case: no walk over segments is needed."""
-    now, rate, pause = grid.now_s, ask.ladder.rates[level - 1], ask.pauses[level - 1]
-    need_s = ask.work * SAFETY / rate + spare_pauses * pause
-    start = grid.down(ask.deadline_s - need_s - pause)
-    if start <= now:
-        pause = ask.entry_s(level, now)
-    slack_s = ask.deadline_s - start - pause - need_s
-    if slack_s < 0:
-        return None
-    end, workers = grid.end(ask.deadline_s), ask.ladder.levels[level - 1]
-    if profile.peak(start, end) + workers > profile.capacity:
-        return None
-    return Reservation(((start, end, workers),), level, (slack_s + spare_pauses * pause) * rate)
-
-
 def _walk(profile: Profile, ask: Ask, grid: Grid, level: int, spare_pauses: int) -> Reservation | None:
     """From the deadline backwards over the segments, taking in each what is left, up to `level`."""
     levels, rates, pauses = ask.ladder.levels, ask.ladder.rates, ask.pauses
     reach, top, now = ask.ladder.floor, levels[level - 1], grid.now_s
     spare = spare_pauses * pauses[level - 1] * rates[level - 1]
     need = ask.work * SAFETY + spare
-    capacity, times, used = profile.capacity, profile.times, profile.used
-    high = stop = grid.end(ask.deadline_s)
-    index = profile.segment_before(high)
+    high = stop = ask.deadline_s
+    first = bisect_left(profile.times, high)
     blocks: list[ReservedBlock] = []
-    got, current = 0.0, 0
-    while True:
-        low = times[index] if times[index] > now else now
-        found = reach[min(top, capacity - used[index])]
-        if found != current and high - low < 2 * pauses[max(found, 1) - 1]:
-            # Too short to be worth a change: go on as after it if there is room, else leave it out.
-            found = current if found > current else 0
+    got, current, rate = 0.0, 0, 0.0
+    for low, taken in zip(profile.times[first - 1 :: -1], profile.used[first - 1 :: -1], strict=True):
+        left = profile.capacity - taken
+        found = level if left >= top else reach[left]
         if found != current:
-            if current:
-                blocks.append((high, stop, levels[current - 1]))
-                got -= rates[current - 1] * pauses[current - 1]
-            current, stop = found, high
+            if high - low < 2 * (pauses[found - 1] if found else pauses[0]):
+                # Too short to be worth a change: go on as after it if there is room, else leave it out.
+                found = current if found > current else 0
+            if found != current:
+                if current:
+                    blocks.append((high, stop, levels[current - 1]))
+                    got -= rate * pauses[current - 1]
+                current, stop = found, high
+                rate = rates[current - 1] if current else 0.0
         if current:
-            rate = rates[current - 1]
-            until = min(high, ask.deadline_s)
+            gained = rate * (high - low)
             missing = need - got + rate * pauses[current - 1]
-            if rate * (until - low) >= missing:
-                start = max(low, grid.down(until - missing / rate))
+            if gained >= missing:
+                start = max(low, grid.down(high - missing / rate))
                 blocks.append((start, stop, levels[current - 1]))
-                slack = spare + rate * (until - missing / rate - start)
+                slack = spare + rate * (high - missing / rate - start)
                 return Reservation(tuple(reversed(blocks)), level, max(slack, 0.0))
-            got += rate * (until - low)
-        if low <= now:
-            break
+            got += gained
         high = low
-        index -= 1
     if not current:
         return None
     # The last block starts now: a job that is already at that level goes on without a pause.
@@ -222,6 +204,6 @@ def _worth(blocks: list[ReservedBlock], ask: Ask, now_s: float) -> float:
             pause = max(0.0, ask.resume_s - now_s)
         if start <= now_s and ask.free_start:
             pause = 0.0
-        total += ask.ladder.rates[level - 1] * max(0.0, min(stop, ask.deadline_s) - start - pause)
+        total += ask.ladder.rates[level - 1] * max(0.0, stop - start - pause)
         before, last_stop = workers, stop
     return total

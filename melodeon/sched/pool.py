@@ -1,18 +1,45 @@
-"""The promises made on one type of device: who has what set aside, refilled in every round, never broken by a refill.
+"""The promises made on one type of device: who has what set aside. A promise is never broken by planning again.
 
-Progressive filling in deadline order is a heuristic: a later refill may fail although the promises of the last round
-still hold. Then those are kept. A job whose promise cannot be kept (nodes failed) is late: it goes on after the others
-are served, and it does not keep newcomers out.
+Planning everybody again in every round would cost more than all the rest: a promise that has not begun stays good while
+its job runs ahead of it, and so does one that is being kept. So most rounds leave promises as they are (`advance`).
+Everybody is planned again, in order of deadline as in ElasticFlow's Algorithm 1 (`refresh`), when a promise falls due
+that the job does not hold yet, when a newcomer does not fit beside the promises as they stand, and after failures.
+
+Progressive filling in deadline order is a heuristic: it may fail although the promises of the last round still hold.
+Then those are kept. A job whose promise cannot be kept (nodes failed) is late: it goes on after the others are served,
+and it does not keep newcomers out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from melodeon.core.clusterview import JobState
 from melodeon.core.jobs import Goal, JobId
 from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve
 from melodeon.sched.profile import Profile
 
 NOTHING = Reservation()
+INFINITE = float("inf")
+_CLOSE = 1e-9
+
+AskOf = Callable[[JobState, Ask | None], Ask]
+"""What a job needs now; what never changes is taken from an earlier answer."""
+
+
+class Member(NamedTuple):
+    """One job of a pool."""
+
+    goal: Goal
+    plan: Reservation
+    """An empty one promises nothing."""
+    ask: Ask
+    """What the job needed when the plan was made."""
+    at_s: float
+    """When that was."""
+
+
+Members = Mapping[JobId, Member]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,56 +47,129 @@ class Pool:
     """Promises at one moment."""
 
     at_s: float
-    members: Mapping[JobId, Reservation]
-    """Every job that runs on this type; an empty reservation promises nothing."""
+    members: Members
+    """Every job that runs on this type."""
     late: frozenset[JobId]
     """Jobs that were promised their deadline and cannot be given it any more."""
     profile: Profile = field(repr=False, compare=False)
-    asks: Mapping[JobId, Ask] = field(repr=False, compare=False)
-    goals: Mapping[JobId, Goal] = field(repr=False, compare=False)
+    exact: bool = True
+    """Whether everybody was planned again at this moment."""
+    any_soft: bool = False
+    memory: object = None
+    """What `allocate` worked out in the last round."""
 
 
-def refresh(
-    old: Pool | None, asks: Mapping[JobId, Ask], goals: Mapping[JobId, Goal], grid: Grid, capacity: int, spare: int
-) -> Pool:
-    """Plan again from now on for jobs that are admitted already."""
-    was_late = old.late if old else frozenset()
-    before = old.members if old else {}
-    by_deadline = sorted(asks.values(), key=lambda ask: ask.deadline_s)
-    hard = [ask for ask in by_deadline if goals[ask.job] is Goal.HARD and ask.job not in was_late]
-    after = [ask for ask in by_deadline if goals[ask.job] is Goal.HARD and ask.job in was_late]
-    soft = [ask for ask in by_deadline if goals[ask.job] is Goal.SOFT]
-    profile = Profile(grid.now_s, capacity)
+def refresh(old: Pool, asks: Mapping[JobId, Ask], grid: Grid, capacity: int, spare: int) -> Pool:
+    """Plan everybody again who is asking."""
+    now, before = grid.now_s, old.members
+    by_deadline = sorted(asks.values(), key=_deadline)
+    hard: list[Ask] = []
+    after: list[Ask] = []
+    soft: list[Ask] = []
+    for ask in by_deadline:
+        goal = before[ask.job].goal
+        if goal is Goal.HARD:
+            (after if ask.job in old.late else hard).append(ask)
+        elif goal is Goal.SOFT:
+            soft.append(ask)
+    profile = Profile(now, capacity)
     found = _refill(profile, hard, grid, spare)
     if found is None:
-        profile = Profile(grid.now_s, capacity)
+        profile = Profile(now, capacity)
         found = _keep(profile, before, hard, grid)
-    late = _add_if_possible(profile, found, [ask for ask in hard if ask.job not in found] + after, grid)
+    without = _add_if_possible(profile, found, [ask for ask in hard if ask.job not in found] + after, grid)
     _add_if_possible(profile, found, soft, grid)
-    members = {job: found.get(job, NOTHING) for job in asks}
-    return Pool(grid.now_s, members, frozenset(late), profile, asks, goals)
+    members = {job: Member(before[job].goal, found.get(job, NOTHING), ask, now) for job, ask in asks.items()}
+    return Pool(now, members, frozenset(without), profile, True, bool(soft), old.memory)
+
+
+def advance(old: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid, capacity: int, spare: int) -> Pool:
+    """The promises as of now, for those jobs that are still there."""
+    now = grid.now_s
+    if old.profile.capacity != capacity or old.late or old.any_soft:
+        return _refreshed(old, jobs, ask_of, grid, capacity, spare)
+    profile = old.profile.since(now)
+    members: dict[JobId, Member] = dict(old.members)
+    if members.keys() - jobs.keys():
+        for name, member in old.members.items():
+            if name not in jobs:
+                reserve(profile, member.plan, -1)
+                del members[name]
+    for name, member in members.items():
+        job = jobs[name]
+        if member.plan.blocks and not _holds(member, job, now):
+            ask = ask_of(job, member.ask)
+            start, _, workers = member.plan.blocks[0]
+            if start <= now and ask.held < workers:
+                # It must be given more now, unless jobs that ran ahead of their promises have left room for later.
+                return _refreshed(old, jobs, ask_of, grid, capacity, spare)
+            reserve(profile, member.plan, -1)
+            plan = fill(profile, ask, grid, spare)
+            if plan is None:
+                plan = (fill(profile, ask, grid) if spare else None) or kept(member.plan, ask, grid)
+            if plan is None:
+                return _refreshed(old, jobs, ask_of, grid, capacity, spare)
+            reserve(profile, plan)
+            members[name] = Member(member.goal, plan, ask, now)
+    return Pool(now, members, old.late, profile, False, False, old.memory)
+
+
+def exact(pool: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid, spare: int) -> Pool:
+    """The pool with everybody planned again at this moment."""
+    return pool if pool.exact else _refreshed(pool, jobs, ask_of, grid, pool.profile.capacity, spare)
 
 
 def with_newcomer(pool: Pool, ask: Ask, goal: Goal, grid: Grid, spare: int) -> Pool | None:
-    """The pool with one more job, or None if a hard deadline, its own or another's, could not be met."""
-    asks = {**pool.asks, ask.job: ask}
-    goals = {**pool.goals, ask.job: goal}
-    # Fits beside everybody's promise as it stands: nobody else need be asked.
+    """The pool with one more job beside everybody's promise as it stands; None: a hard deadline has no room there."""
     own = fill(pool.profile, ask, grid, spare) if goal is not Goal.BEST_EFFORT else None
-    if own is not None or goal is not Goal.HARD:
-        profile = pool.profile
-        if own is not None:
-            profile = profile.copy()
-            reserve(profile, own)
-        return Pool(grid.now_s, {**pool.members, ask.job: own or NOTHING}, pool.late, profile, asks, goals)
-    hard = [a for job, a in asks.items() if goals[job] is Goal.HARD and job not in pool.late]
-    profile = Profile(grid.now_s, pool.profile.capacity)
-    found = _refill(profile, sorted(hard, key=lambda a: a.deadline_s), grid, spare, strict=ask.job)
+    if own is None and goal is Goal.HARD:
+        return None
+    profile = pool.profile
+    if own is not None:
+        profile = profile.copy()
+        reserve(profile, own)
+    members = {**pool.members, ask.job: Member(goal, own or NOTHING, ask, grid.now_s)}
+    any_soft = pool.any_soft or goal is Goal.SOFT
+    return Pool(grid.now_s, members, pool.late, profile, pool.exact, any_soft, pool.memory)
+
+
+def rearranged(pool: Pool, ask: Ask, grid: Grid, spare: int) -> Pool | None:
+    """The exact pool with one more hard deadline and everybody moved to make room; None: somebody would be late."""
+    now = grid.now_s
+    members = {**pool.members, ask.job: Member(Goal.HARD, NOTHING, ask, now)}
+    hard = [m.ask for job, m in members.items() if m.goal is Goal.HARD and job not in pool.late]
+    profile = Profile(now, pool.profile.capacity)
+    found = _refill(profile, sorted(hard, key=_deadline), grid, spare, strict=ask.job)
     if found is None:
         return None
-    rest = sorted(pool.late), [job for job in asks if goals[job] is Goal.SOFT]
-    _add_if_possible(profile, found, [asks[job] for jobs in rest for job in jobs], grid)
-    return Pool(grid.now_s, {job: found.get(job, NOTHING) for job in asks}, pool.late, profile, asks, goals)
+    rest = [members[job].ask for job in sorted(pool.late)] + [m.ask for m in members.values() if m.goal is Goal.SOFT]
+    _add_if_possible(profile, found, rest, grid)
+    planned = {job: Member(m.goal, found.get(job, NOTHING), m.ask, now) for job, m in members.items()}
+    return Pool(now, planned, pool.late, profile, True, pool.any_soft, pool.memory)
+
+
+def _refreshed(
+    pool: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid, capacity: int, spare: int
+) -> Pool:
+    asks = {name: ask_of(jobs[name], m.ask) for name, m in pool.members.items() if name in jobs}
+    return refresh(pool, asks, grid, capacity, spare)
+
+
+def _deadline(ask: Ask) -> float:
+    return ask.deadline_s
+
+
+def _holds(member: Member, job: JobState, now_s: float) -> bool:
+    """Whether a job's promise is still enough for it and has not fallen due, or is being kept just as planned."""
+    plan, ask = member.plan, member.ask
+    work = (job.spec.iterations - job.done) / job.speed
+    start, _, workers = plan.blocks[0]
+    if start > now_s:
+        return work <= ask.work
+    if len(plan.blocks) > 1 or ask.held != workers or job.resume_s != ask.resume_s:
+        return False
+    expected = ask.work - ask.ladder.rate(workers) * max(0.0, now_s - max(member.at_s, ask.resume_s))
+    return job.num_devices == workers and work <= expected + _CLOSE * ask.work
 
 
 def _refill(
@@ -83,18 +183,17 @@ def _refill(
             own = fill(profile, ask, grid)
         if own is None:
             return None
-        reserve(profile, own)
+        for start, stop, workers in own.blocks:
+            profile.add(start, stop, workers)
         found[ask.job] = own
     return found
 
 
-def _keep(
-    profile: Profile, before: Mapping[JobId, Reservation], asks: list[Ask], grid: Grid
-) -> dict[JobId, Reservation]:
+def _keep(profile: Profile, before: Members, asks: list[Ask], grid: Grid) -> dict[JobId, Reservation]:
     """The promises of the last round as far as they hold; jobs whose promise is gone get what else there is."""
     found: dict[JobId, Reservation] = {}
     for ask in asks:
-        own = kept(before.get(ask.job, NOTHING), ask, grid)
+        own = kept(before[ask.job].plan, ask, grid)
         if own is not None and all(
             profile.peak(start, stop) + workers <= profile.capacity for start, stop, workers in own.blocks
         ):

@@ -23,28 +23,43 @@ class Profile:
         other.capacity, other.times, other.used = self.capacity, self.times[:], self.used[:]
         return other
 
-    def _cut(self, time_s: float) -> int:
-        """The index of the segment that starts at `time_s`, made if needed."""
-        index = bisect_left(self.times, time_s)
-        if index == len(self.times) or self.times[index] != time_s:
-            self.times.insert(index, time_s)
-            self.used.insert(index, self.used[index - 1])
-        return index
+    def since(self, now_s: float) -> "Profile":
+        """A copy that begins now, without cuts that promises taken back have left."""
+        first = bisect_right(self.times, now_s) - 1
+        times, used = self.times[first:], self.used[first:]
+        times[0] = now_s
+        other = Profile.__new__(Profile)
+        steps = [k for k in range(1, len(used)) if used[k] != used[k - 1]]
+        other.capacity = self.capacity
+        other.times = [now_s, *[times[k] for k in steps]]
+        other.used = [used[0], *[used[k] for k in steps]]
+        return other
 
     def add(self, start_s: float, stop_s: float, devices: int) -> None:
-        """Promise (or, if negative, take back) devices from `start_s` to `stop_s`."""
-        if start_s >= stop_s:
+        """Promise (or, if negative, take back) devices from `start_s` to `stop_s`; what is past is left out."""
+        times, used = self.times, self.used
+        if start_s <= times[0]:
+            if stop_s <= times[0]:
+                return
+            first = 0
+        elif start_s >= stop_s:
             return
-        first = self._cut(start_s)
-        last = self._cut(stop_s)
-        self.used[first:last] = [used + devices for used in self.used[first:last]]
+        else:
+            first = bisect_left(times, start_s)
+            if first == len(times) or times[first] != start_s:
+                times.insert(first, start_s)
+                used.insert(first, used[first - 1])
+        last = bisect_left(times, stop_s, first)
+        if last == len(times) or times[last] != stop_s:
+            times.insert(last, stop_s)
+            used.insert(last, used[last - 1])
+        if last == first + 1:
+            used[first] += devices
+        else:
+            used[first:last] = [count + devices for count in used[first:last]]
 
     def peak(self, start_s: float, stop_s: float) -> int:
         """The most devices promised at any moment from `start_s` to `stop_s`."""
         first = bisect_right(self.times, start_s) - 1
-        last = bisect_left(self.times, stop_s)
+        last = bisect_left(self.times, stop_s, first)
         return max(self.used[first:last], default=0)
-
-    def segment_before(self, time_s: float) -> int:
-        """The index of the segment that holds the moment just before `time_s`."""
-        return bisect_left(self.times, time_s) - 1

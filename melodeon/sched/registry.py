@@ -8,12 +8,28 @@ from melodeon.core.errors import UsageError
 from melodeon.sched.policy import Policy
 
 POLICIES: dict[str, str] = {
+    "backfill": "melodeon.sched.backfill:Backfill",
+    "chronus": "melodeon.sched.chronus:Chronus",
+    "easyscale-heter": "melodeon.sched.easyscale:EasyScaleHeter",
+    "easyscale-homo": "melodeon.sched.easyscale:EasyScaleHomo",
     "edf": "melodeon.sched.edf:Edf",
     "edf-admission": "melodeon.sched.edf_admission:EdfAdmission",
     "edf-elastic": "melodeon.sched.edf_elastic:EdfElastic",
+    "elastic-backfill": "melodeon.sched.elastic_backfill:ElasticBackfill",
+    "elastic-fifo": "melodeon.sched.elastic_fifo:ElasticFifo",
+    "elastic-tiresias": "melodeon.sched.elastic_tiresias:ElasticTiresias",
     "elasticflow": "melodeon.sched.elasticflow:ElasticFlow",
     "fifo": "melodeon.sched.fifo:Fifo",
+    "gandiva": "melodeon.sched.gandiva:Gandiva",
+    "gavel": "melodeon.sched.gavel:Gavel",
+    "gavel-hetero": "melodeon.sched.gavel_hetero:GavelHetero",
+    "optimus": "melodeon.sched.optimus:Optimus",
+    "pollux": "melodeon.sched.pollux:Pollux",
+    "priority": "melodeon.sched.priority:Priority",
+    "themis": "melodeon.sched.themis:Themis",
     "tiresias": "melodeon.sched.tiresias:Tiresias",
+    "wfs": "melodeon.sched.wfs:Wfs",
+    "yarn-cs": "melodeon.sched.yarn_cs:YarnCs",
 }
 """name -> "module:class"; the class is a frozen dataclass whose fields are the policy's options."""
 

@@ -53,28 +53,33 @@ NO_RULES = Rules()
 
 def tick(view: ClusterView, policy: Policy, state: TickState, rules: Rules = NO_RULES) -> Round:
     """Run one round."""
-    view = replace(view, cluster=view.cluster.without_stragglers(rules.slowest), jobs=dict(view.jobs))
+    cluster = view.cluster.without_stragglers(rules.slowest)
+    view = ClusterView(view.now_s, cluster, dict(view.jobs), view.slot_s, view.overheads)
     verdicts, state = _admit(view, policy, state, rules)
     decision = policy.decide(view, state.policy)
     _check(view, decision)
     placements = _place(view, decision.shares)
     actions = (*_rejections(verdicts), *_diff(view.jobs, decision.shares, placements))
     plan = Plan(decision.shares, placements)
-    return Round(plan, actions, tuple(verdicts), replace(state, policy=decision.state), decision.wake_at)
+    return Round(plan, actions, tuple(verdicts), TickState(decision.state, state.accepted), decision.wake_at)
 
 
 def _admit(view: ClusterView, policy: Policy, state: TickState, rules: Rules) -> tuple[list[Verdict], TickState]:
     """Judge every submitted job; admitted ones become part of the view, the others leave it."""
     jobs = view.jobs
     assert isinstance(jobs, dict), "the round works on its own copy of the jobs"
+    newcomers = [job for job in jobs.values() if job.admitted_s is None]
+    if not newcomers:
+        return [], state
     memory, accepted = state.policy, state.accepted
+    judge = policy.admit if isinstance(policy, Admission) else None
     verdicts: list[Verdict] = []
-    for job in [job for job in jobs.values() if job.admitted_s is None]:
+    for job in newcomers:
         why = rules.quotas.refuse(job, view.now_s, jobs, accepted) if rules.quotas else None
         if why is not None:
             verdict = Verdict(job.spec.id, admitted=False, why=why)
-        elif isinstance(policy, Admission):
-            verdict, memory = policy.admit(view, job, memory)
+        elif judge is not None:
+            verdict, memory = judge(view, job, memory)
         else:
             verdict = Verdict(job.spec.id, admitted=True, why="this policy admits every job")
         verdicts.append(verdict)
@@ -100,10 +105,14 @@ def _check(view: ClusterView, decision: Decision) -> None:
 
 
 def _place(view: ClusterView, shares: Mapping[JobId, Share]) -> Mapping[JobId, Placement]:
-    held = {job_id: job.placement for job_id, job in view.jobs.items() if job.placement}
-    same = all(job_id in held and view.jobs[job_id].counts == share.counts for job_id, share in shares.items())
-    if same and view.cluster.all_well:
-        return {job_id: held[job_id] for job_id in shares}
+    """Where every share goes; nothing moves when no count has changed and no node has failed."""
+    held = {job_id: view.jobs[job_id].placement for job_id in shares}
+    if view.cluster.all_well:
+        for job_id, share in shares.items():
+            if view.jobs[job_id].counts != share.counts:
+                break
+        else:
+            return held
     return place(view.cluster, held, shares.values()).placements
 
 
@@ -123,6 +132,8 @@ def _diff(
     later: list[Action] = []
     for job_id, share in shares.items():
         job, placement = jobs[job_id], placements[job_id]
+        if placement is job.placement and share.counts == job.counts:
+            continue
         if not job.placement:
             later.append(Start(job_id, placement, share.why))
         elif job.counts != share.counts and dict(job.counts) != dict(share.counts):

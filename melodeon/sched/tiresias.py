@@ -5,13 +5,12 @@ queue the job that came first. Every job gets what it requested or nothing; jobs
 has waited `promote` times as long as it ran goes back to the first queue.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from melodeon.core.clusterview import ClusterView
-from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
+from melodeon.sched.attained import check_thresholds, queues
 from melodeon.sched.gang import Room, share
 from melodeon.sched.policy import Decision
 
@@ -26,39 +25,19 @@ class Tiresias:
     """None: nobody is promoted."""
 
     def __post_init__(self) -> None:
-        if list(self.thresholds_s) != sorted(self.thresholds_s) or any(t <= 0 for t in self.thresholds_s):
-            raise UsageError(f"thresholds_s={self.thresholds_s} must be above 0 and ascend")
+        check_thresholds(self.thresholds_s)
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Least attained service first."""
-        marks: Mapping[JobId, float] = state if isinstance(state, Mapping) else {}
-        marks = self._promoted(view, marks)
-        queue_of = {job.spec.id: self._queue(job.service_s - marks.get(job.spec.id, 0.0)) for job in view.admitted}
+        now = queues(view, state, self.thresholds_s, self.promote)
         room = Room(view)
         shares: dict[JobId, Share] = {}
         wake_at = float("inf")
-        for job in sorted(view.admitted, key=lambda job: (queue_of[job.spec.id], job.spec.submit_s)):
+        for job in sorted(view.admitted, key=now.order):
             counts = room.take(job, room.requested(job.spec))
             if counts is None:
                 continue
-            queue = queue_of[job.spec.id]
-            shares.update([share(job, counts, f"queue {queue + 1} by attained service, and what it requested is free")])
-            if queue < len(self.thresholds_s):
-                left = self.thresholds_s[queue] - (job.service_s - marks.get(job.spec.id, 0.0))
-                # A little after the threshold, so that rounding does not bring the job back to it.
-                wake_at = min(wake_at, view.now_s + left / counts[0][1] + 1e-3)
-        return Decision(shares, marks, wake_at if wake_at < float("inf") else None)
-
-    def _queue(self, service_s: float) -> int:
-        return sum(service_s >= threshold for threshold in self.thresholds_s)
-
-    def _promoted(self, view: ClusterView, marks: Mapping[JobId, float]) -> Mapping[JobId, float]:
-        """From which service on each job is counted: a starving job starts again at 0."""
-        found = {job.spec.id: marks[job.spec.id] for job in view.admitted if job.spec.id in marks}
-        if self.promote is not None:
-            for job in view.admitted:
-                ran_s = job.service_s / job.spec.requested_workers
-                waited_s = view.now_s - job.spec.submit_s - ran_s
-                if not job.counts and ran_s > 0 and waited_s > self.promote * ran_s:
-                    found[job.spec.id] = job.service_s
-        return found
+            why = f"queue {now.of(job) + 1} by attained service, and what it requested is free"
+            shares.update([share(job, counts, why)])
+            wake_at = min(wake_at, now.sinks_at(job, view.now_s, counts[0][1]))
+        return Decision(shares, now.standings, wake_at if wake_at < float("inf") else None)

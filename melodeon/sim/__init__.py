@@ -1,4 +1,5 @@
 """The trace-driven simulator: the same round as the live controller, on a clock that is a number.
 
-May import from `sched`, `placement` and `core`; `sim.traces` reads files, nothing else here does IO.
+May import from `sched`, `placement` and `core`; `sim.traces` reads files and `sim.results` reads and writes
+result files; nothing else here does IO.
 """

@@ -1,8 +1,9 @@
 """The event-driven simulator: the round of `sched.tick` on a clock that jumps from event to event.
 
-An event is a submission, a completion, an incident, or the moment a policy asked to be woken at. With decision slots a
-round falls on the next slot boundary; completions and incidents keep their own time. Nothing is computed in between:
-progress is linear while nothing changes.
+An event is a submission, a completion, an incident, or the moment a policy asked to be woken at. Submissions are
+answered and wake-ups kept at once; completions and incidents, which happen at their own time, are answered by the next
+round, at most a slot after the last one that answered any. Nothing is computed in between: progress is linear while
+nothing changes.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class SimConfig:
 
     cluster: Cluster
     slot_s: float = 0.0
-    """Decisions fall on multiples of this; 0: right at every event."""
+    """Rounds that only answer completions and incidents are at least so far apart; 0: one at every event."""
     overheads: Overheads = field(default_factory=Overheads)
     rules: Rules = field(default_factory=Rules)
     incidents: tuple[Incident, ...] = ()
@@ -64,15 +65,19 @@ class SimResult:
     """Wall-clock seconds of every round."""
 
 
+def _check_names(jobs: Sequence[JobSpec]) -> None:
+    names = {job.id for job in jobs}
+    if len(names) < len(jobs):
+        raise UsageError(f"{len(jobs)} jobs share {len(names)} names: every job needs an id of its own")
+
+
 class Simulation:
     """One run. `run()` goes to the end; `run(until_s)` stops on the way, and `fork()` branches off there."""
 
     def __init__(self, config: SimConfig, jobs: Sequence[JobSpec], policy: Policy) -> None:
         if not jobs:
             raise UsageError("there is no job to simulate: the trace is empty")
-        names = {job.id for job in jobs}
-        if len(names) < len(jobs):
-            raise UsageError(f"{len(jobs)} jobs share {len(names)} names: every job needs an id of its own")
+        _check_names(jobs)
         self.config, self.policy, self.cluster = config, policy, config.cluster
         self._arrivals = sorted(jobs, key=lambda job: job.submit_s)
         self._next_arrival = 0
@@ -91,6 +96,8 @@ class Simulation:
         """Job-seconds in the cluster so far."""
         self._dirty = False
         """Something happened since the last round."""
+        self._answered_s = -NEVER
+        """When the last round was that answered an event."""
 
     def run(self, until_s: float = NEVER) -> "Simulation":
         """Go on until every job is done, or to a moment."""
@@ -101,8 +108,18 @@ class Simulation:
             self._advance(max(until_s, self.now_s))
         return self
 
-    def fork(self, *, policy: Policy | None = None, rules: Rules | None = None) -> "Simulation":
-        """A copy that goes its own way from here, perhaps under another policy (which starts without memory)."""
+    def fork(
+        self,
+        *,
+        policy: Policy | None = None,
+        rules: Rules | None = None,
+        jobs: Sequence[JobSpec] = (),
+        incidents: Sequence[Incident] = (),
+    ) -> "Simulation":
+        """A copy that goes its own way from here, to answer what-if.
+
+        Under another policy (which starts without memory), under other rules, with more jobs, with more incidents.
+        """
         other = Simulation.__new__(Simulation)
         other.__dict__.update(self.__dict__)
         other._jobs = {name: job.clone() for name, job in self._jobs.items()}
@@ -112,6 +129,19 @@ class Simulation:
             other.policy, other._state, other._dirty = policy, replace(self._state, policy=None), True
         if rules is not None:
             other.config, other._dirty = replace(self.config, rules=rules), True
+        early = [job.id for job in jobs if job.submit_s < self.now_s] + [
+            i.node for i in incidents if i.at_s < self.now_s
+        ]
+        if early:
+            raise UsageError(
+                f"{early[0]!r} would come before {self.now_s} s, which is past: give it a time from then on"
+            )
+        _check_names([*self._arrivals, *jobs])
+        past, future = self._arrivals[: self._next_arrival], self._arrivals[self._next_arrival :]
+        other._arrivals = past + sorted([*future, *jobs], key=lambda job: job.submit_s)
+        happened, coming = self._incidents[: self._next_incident], self._incidents[self._next_incident :]
+        other._incidents = happened + sorted([*coming, *incidents])
+        other.config = replace(other.config, incidents=tuple(other._incidents))
         return other
 
     def result(self) -> SimResult:
@@ -140,20 +170,18 @@ class Simulation:
 
     def _next_moment(self) -> float:
         """When the next round is due."""
-        moment = self.now_s if self._dirty else NEVER
-        if self._next_arrival < len(self._arrivals):
-            moment = min(moment, self._arrivals[self._next_arrival].submit_s)
+        due = self.now_s if self._dirty else NEVER
         if self._jobs:
-            moment = min(moment, min(job.finish_s for job in self._jobs.values()))
+            due = min(due, min([job.finish_s for job in self._jobs.values()]))
             if self._next_incident < len(self._incidents):
-                moment = min(moment, self._incidents[self._next_incident].at_s)
+                due = min(due, self._incidents[self._next_incident].at_s)
+            # Ends and incidents are gathered for a slot; submissions and what the policy has promised do not wait.
+            due = max(due, self._answered_s + self.config.slot_s)
             if self._wake_at is not None:
-                moment = min(moment, self._wake_at)
-        if moment == NEVER or not self.config.slot_s:
-            return moment
-        # Never a hair before the moment: what is due then would not happen, and the same round would come again.
-        boundary = round(moment / self.config.slot_s) * self.config.slot_s
-        return boundary if boundary >= moment else boundary + self.config.slot_s
+                due = min(due, self._wake_at)
+        if self._next_arrival < len(self._arrivals):
+            due = min(due, self._arrivals[self._next_arrival].submit_s)
+        return due
 
     def _advance(self, moment: float) -> None:
         """Let time pass: incidents, completions and submissions up to a moment, in order."""
@@ -233,6 +261,8 @@ class Simulation:
         started = perf_counter()
         found = tick(self.view(), self.policy, self._state, self.config.rules)
         self._decision_s.append(perf_counter() - started)
+        if self._dirty:
+            self._answered_s = self.now_s
         self._state, self._wake_at, self._dirty = found.state, found.wake_at, False
         if self._wake_at is not None and self._wake_at <= self.now_s:
             raise AssertionError(f"the policy wants to be woken at {self._wake_at}, which is not after {self.now_s}")
@@ -259,12 +289,13 @@ class Simulation:
             job.hold(self.now_s, (), (), 0.0, 0.0)
             job.num_suspensions += 1
             return
-        counts = found.plan.shares[action.job].counts
+        share = found.plan.shares[action.job]
+        counts = share.counts
         topology = topology_of(self.cluster)
         scattered = len(action.placement) > 1 and not topology.is_compact(action.placement)
         well = self.cluster.all_well
         job.speed = 1.0 if well else min(node.speed for node in topology.nodes_of(action.placement))
-        rate = job.spec.rate(counts, scattered=scattered) * job.speed
+        rate = job.spec.rate(counts, scattered=scattered, batch_size=share.batch_size) * job.speed
         workers = sum(count for _, count in counts)
         pause_s = self.config.overheads.pause_s(job.spec.model, workers, fresh=job.started_s is None)
         match action:

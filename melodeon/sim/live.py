@@ -29,6 +29,7 @@ class LiveJob:
         "pause_s",
         "placement",
         "rate",
+        "rate_alone",
         "resume_s",
         "service_s",
         "spec",
@@ -46,6 +47,7 @@ class LiveJob:
         self.num_devices = 0
         self.rate = 0.0
         """Iterations a second while it is not paused."""
+        self.rate_alone = spec.curves[0][1].rate(1)
         self.speed = 1.0
         self.changed_s = self.resume_s = spec.submit_s
         """`done`, `service_s` and `effective_s` are as of `changed_s`; progress goes on at `resume_s`."""
@@ -64,8 +66,7 @@ class LiveJob:
         held_s = now_s - self.changed_s
         self.service_s += self.num_devices * held_s
         if self.rate:
-            alone = self.spec.curves[0][1].rate(1)
-            self.effective_s += max(0.0, now_s - max(self.resume_s, self.changed_s)) * self.rate / alone
+            self.effective_s += max(0.0, now_s - max(self.resume_s, self.changed_s)) * self.rate / self.rate_alone
         self.resume_s = max(self.resume_s, now_s)
         self.changed_s = now_s
 
@@ -84,11 +85,13 @@ class LiveJob:
     def state(self, now_s: float) -> JobState:
         """What the policy sees of it."""
         service_s = self.service_s + self.num_devices * (now_s - self.changed_s)
-        done = self.done_at(now_s)
+        done, running_s, iterations = self.done, now_s - self.resume_s, self.spec.iterations
+        if running_s > 0:
+            done += self.rate * running_s
         return JobState(
             self.spec,
             self.admitted_s,
-            done if done < self.spec.iterations else self.spec.iterations,
+            done if done < iterations else iterations,
             self.counts,
             self.placement,
             self.resume_s,

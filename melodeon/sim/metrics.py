@@ -1,10 +1,15 @@
-"""Figures of a simulation. Jobs that were turned away and jobs that missed their deadline are counted apart."""
+"""Figures of a simulation. Jobs that were turned away and jobs that missed their deadline are counted apart.
+
+Completion times are also given by size class, as in Amoeba's table 2: a job's size is the devices that it requests
+times how long it runs on them, small below 10,000 device-seconds, large above 200,000.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean, median
 
+from melodeon.core.jobs import JobSpec
 from melodeon.sim.engine import SimResult
 from melodeon.sim.live import JobOutcome
 
@@ -33,6 +38,13 @@ class Summary:
     jct_median_s: float | None
     jct_p99_s: float | None
     best_effort_jct_mean_s: float | None
+    num_small: int
+    num_medium: int
+    num_large: int
+    """Finished jobs by size class."""
+    jct_small_mean_s: float | None
+    jct_medium_mean_s: float | None
+    jct_large_mean_s: float | None
     makespan_s: float
     """From the first submission to the last end."""
     pending_mean_s: float | None
@@ -50,6 +62,10 @@ class Summary:
     decision_total_s: float
 
 
+SMALL_BELOW, LARGE_ABOVE = 1e4, 2e5
+"""Device-seconds."""
+
+
 def summarize(result: SimResult) -> Summary:
     """All figures of one simulation."""
     jobs = result.outcomes
@@ -62,6 +78,9 @@ def summarize(result: SimResult) -> Summary:
     devices = result.config.cluster.num_devices
     fairness = [_fairness(o, devices) for o in finished]
     decisions = sorted(result.decision_s)
+    classes: dict[str, list[float]] = {"small": [], "medium": [], "large": []}
+    for outcome in finished:
+        classes[size_class(outcome.spec)].append(outcome.jct_s or 0.0)
     return Summary(
         num_jobs=len(jobs),
         num_deadlines=len(with_deadline),
@@ -77,6 +96,12 @@ def summarize(result: SimResult) -> Summary:
         jct_median_s=median(jct) if jct else None,
         jct_p99_s=quantile(jct, 0.99),
         best_effort_jct_mean_s=fmean(easy) if easy else None,
+        num_small=len(classes["small"]),
+        num_medium=len(classes["medium"]),
+        num_large=len(classes["large"]),
+        jct_small_mean_s=_mean(classes["small"]),
+        jct_medium_mean_s=_mean(classes["medium"]),
+        jct_large_mean_s=_mean(classes["large"]),
         makespan_s=result.end_s - result.start_s,
         pending_mean_s=_mean([o.started_s - o.spec.submit_s for o in jobs if o.started_s is not None]),
         fairness_mean=_mean(fairness),
@@ -90,6 +115,13 @@ def summarize(result: SimResult) -> Summary:
         decision_p99_ms=1e3 * (quantile(decisions, 0.99) or 0.0),
         decision_total_s=sum(decisions),
     )
+
+
+def size_class(spec: JobSpec) -> str:
+    """`small`, `medium` or `large`."""
+    alone_s = spec.duration_s or spec.iterations / spec.curves[0][1].rate(spec.requested_workers)
+    size = spec.requested_workers * alone_s
+    return "small" if size < SMALL_BELOW else "large" if size > LARGE_ABOVE else "medium"
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:

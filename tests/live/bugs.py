@@ -82,7 +82,8 @@ BUGS: dict[str, Bug] = {
         f"{SURVIVAL}::test_a_worker_refuses_an_older_view",
     ),
     "the_alarm_does_not_sound": Bug(
-        "melodeon.runtime.link", "            if generation < view.generation:\n", "            if False:\n", WORKERS
+        "melodeon.runtime.link", "            if generation < view.generation:\n", "            if False:\n",
+        f"{SURVIVAL}::test_a_peer_that_only_falls_silent_holds_nobody_up",
     ),
     "the_receipt_is_appended_to": Bug(
         "melodeon.runtime.records", "os.O_WRONLY | os.O_CREAT", "os.O_WRONLY | os.O_APPEND | os.O_CREAT", WORKERS

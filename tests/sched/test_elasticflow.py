@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -6,12 +7,12 @@ from hypothesis import strategies as st
 
 from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.clusterview import JobState
-from melodeon.core.curve import ScalingCurve
+from melodeon.core.curve import Ladder, ScalingCurve
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.sched.elasticflow import ElasticFlow
-from melodeon.sched.greedy import Climber, climb
+from melodeon.sched.greedy import Climber, Step, climb, steps_of
 from melodeon.sched.reserve import reserve_for
 from melodeon.sched.tick import TickState, tick
 from melodeon.sim.engine import SimConfig, Simulation
@@ -36,6 +37,26 @@ def test_an_admitted_deadline_is_met_when_curves_are_exact_and_nothing_fails(
     config = SimConfig(cluster=cluster, slot_s=slot_s, overheads=costs)
     result = Simulation(config, jobs, ElasticFlow(spare_pauses=spare, quote=False)).run().result()
     assert summarize(result).num_missed == 0
+
+
+@settings(max_examples=40)
+@given(job_lists(most=14), overheads, st.sampled_from([0.0, 60.0]), st.floats(0.2, 3.0))
+def test_an_admitted_deadline_is_met_on_a_mixed_cluster(
+    jobs: list[JobSpec], costs: Overheads, slot_s: float, factor: float
+) -> None:
+    cluster = Cluster.parse("1x4:A100,2x2:T4")
+    mixed = [
+        replace(spec, curves=tuple((kind, _scaled(spec.curves[0][1], rate)) for kind, rate in kinds))
+        for index, spec in enumerate(jobs)
+        for kinds in [[(DeviceType("A100"), 1.0), (DeviceType("T4"), factor)][: 1 + index % 3]]
+    ]
+    config = SimConfig(cluster=cluster, slot_s=slot_s, overheads=costs)
+    result = Simulation(config, mixed, ElasticFlow(quote=False)).run().result()
+    assert summarize(result).num_missed == 0
+
+
+def _scaled(curve: ScalingCurve, factor: float) -> ScalingCurve:
+    return ScalingCurve(tuple((workers, rate * factor) for workers, rate in curve.points))
 
 
 @settings(max_examples=40)
@@ -93,27 +114,72 @@ def test_best_effort_and_soft_jobs_are_always_admitted_and_never_cost_a_promise(
     assert (summary.num_missed, summary.num_soft_missed, summary.num_unfinished) == (0, 1, 0)
 
 
+def climbed(climbers: list[Climber], free: int, may_climb: Callable[[JobId, int], bool]) -> dict[str, Step]:
+    steps = [s for rank, c in enumerate(climbers) for s in steps_of(JobId(str(rank)), float(rank), c)]
+    return {str(job): step for job, step in climb(steps, free, may_climb).items()}
+
+
 def test_free_devices_go_where_they_return_most() -> None:
     steep, flat = ScalingCurve.linear(1.0, 4).ladder(), HALVES.ladder()
-    levels, returns = climb([Climber(flat, 1, 1.0, 0), Climber(steep, 1, 1.0, 0)], 3, lambda *_: True)
-    assert levels == [1, 3] or levels == [2, 2]
-    levels, returns = climb([Climber(flat, 1, 1.0, 0), Climber(steep, 1, 1.0, 0)], 6, lambda *_: True)
-    assert [flat.levels[levels[0] - 1], steep.levels[levels[1] - 1]] == [4, 4]
-    assert returns[1] > returns[0]
+    pair = [Climber(flat, 1, 1.0, 0), Climber(steep, 1, 1.0, 0)]
+    some = climbed(pair, 3, lambda *_: True)
+    assert some.keys() == {"1"}
+    assert (steep.levels[some["1"].level - 1], some["1"].value) == (4, 0.0)
+    everything = climbed(pair, 6, lambda *_: True)
+    assert [flat.levels[everything["0"].level - 1], steep.levels[everything["1"].level - 1]] == [4, 4]
+    assert everything["1"].value > everything["0"].value
 
 
 def test_a_rigid_job_stays_or_asks() -> None:
     ladder = ScalingCurve.linear(1.0, 8).ladder()
     asked: list[int] = []
 
-    def refuse(_: int, level: int) -> bool:
+    def refuse(_: JobId, level: int) -> bool:
         asked.append(level)
         return False
 
-    stays, _ = climb([Climber(ladder, 1, 1.0, 4, rigid=True)], 7, refuse)
-    assert (stays, asked) == ([3], [4])
-    blocked, _ = climb([Climber(ladder, 1, 1.0, 4, rigid=True)], 2, refuse)
-    assert blocked == [1], "there is no stopping on the way"
+    stays = climbed([Climber(ladder, 1, 1.0, 4, rigid=True)], 7, refuse)
+    assert (stays["0"].level, asked) == (3, [4])
+    assert not climbed([Climber(ladder, 1, 1.0, 4, rigid=True)], 2, refuse), "there is no stopping on the way"
+
+
+climbers = st.builds(
+    Climber,
+    st.lists(st.floats(0.1, 9.0), min_size=1, max_size=5).map(
+        lambda rates: Ladder(tuple(1 << k for k in range(len(rates))), tuple(sorted(rates)))
+    ),
+    st.just(0),
+    st.floats(0.1, 5.0),
+    st.sampled_from([0, 1, 2, 4]),
+    st.booleans(),
+)
+
+
+@given(st.lists(climbers, max_size=8), st.integers(0, 40))
+def test_one_sorted_pass_gives_the_best_step_that_is_left_again_and_again(jobs: list[Climber], free: int) -> None:
+    chains = {JobId(str(k)): list(steps_of(JobId(str(k)), float(k), job)) for k, job in enumerate(jobs)}
+    wanted: dict[JobId, Step] = {}
+    left = free
+    while any(chains.values()):
+        step = max((chain[0] for chain in chains.values() if chain), key=lambda s: (s.value, -s.rank))
+        chain = chains[step.job]
+        if step.more > left or (step.asks and step.level % 2):
+            chain.clear()
+            continue
+        wanted[step.job] = chain.pop(0)
+        left -= step.more
+    everything = [s for k, job in enumerate(jobs) for s in steps_of(JobId(str(k)), float(k), job)]
+    assert climb(everything, free, lambda _, level: level % 2 == 0) == wanted
+
+
+def test_a_promise_is_put_off_by_what_its_job_trains_before() -> None:
+    # 800 iterations by 1000 s: 200 s on 4 devices from 800 s on. On 2 devices from the start it never needs more.
+    linear = ScalingCurve.linear(1.0, 4)
+    early, tight = job("early", 800.0, linear, deadline_s=1000.0), job("tight", 790.0, linear, deadline_s=395.5)
+    config = SimConfig(cluster=Cluster.parse("1x4"), overheads=FREE)
+    result = Simulation(config, [early, tight], ElasticFlow()).run().result()
+    assert summarize(result).num_missed == 0
+    assert len(result.decision_s) <= 4
 
 
 def test_a_reserve_keeps_promises_when_a_node_fails() -> None:

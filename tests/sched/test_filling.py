@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -5,11 +7,11 @@ from hypothesis import strategies as st
 from melodeon.core.curve import Ladder, ScalingCurve
 from melodeon.core.jobs import Goal, JobId
 from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve
-from melodeon.sched.pool import refresh
+from melodeon.sched.pool import NOTHING, Member, Pool, refresh
 from melodeon.sched.profile import Profile
 
 FIGURE_4 = ScalingCurve(((1, 1.0), (2, 1.5), (4, 2.0))).ladder()
-UNITS = Grid(0.0, 1.0, True)
+UNITS = Grid(0.0, 1.0)
 
 
 def ask(work: float, deadline_s: float, ladder: Ladder = FIGURE_4, name: str = "c", pause_s: float = 0.0) -> Ask:
@@ -38,9 +40,9 @@ def test_figure_4_more_than_that_cannot_be_met() -> None:
 
 
 def test_a_reservation_lies_as_late_as_it_can_on_the_grid() -> None:
-    found = fill(Profile(0.0, 4), ask(10.0, 100.5), Grid(0.0, 30.0, True))
+    found = fill(Profile(0.0, 4), ask(10.0, 100.5), Grid(0.0, 30.0))
     assert found is not None
-    assert found.blocks == ((90.0, 120.0, 1),)
+    assert found.blocks == ((90.0, 100.5, 1),)
     assert found.workers_at(89.0) == 0
     assert found.next_above(0.0, 0) == 90.0
     assert found.next_above(0.0, 1) is None
@@ -58,7 +60,7 @@ def test_a_job_that_runs_already_at_its_level_pays_no_pause_for_going_on() -> No
     going_on = ask(100.0, 100.0 + 1e-3, pause_s=7.0)._replace(held=1)
     found = fill(Profile(0.0, 1), going_on, UNITS)
     assert found is not None
-    assert found.blocks == ((0.0, 101.0, 1),)
+    assert found.blocks == ((0.0, 100.0 + 1e-3, 1),)
     assert fill(Profile(0.0, 1), going_on._replace(held=0), UNITS) is None
     assert fill(Profile(0.0, 1), going_on._replace(resume_s=3.0), UNITS) is None
 
@@ -88,6 +90,9 @@ def test_the_profile_is_the_sum_of_what_was_added(
 
     moments = [m / 2 for m in range(2 * start, 2 * (start + length))]
     assert profile.peak(float(start), float(start + length)) == max(used(m) for m in moments)
+    later = profile.since(float(start))
+    assert later.peak(float(start), float(start + length)) == max(used(m) for m in moments)
+    assert all(before != after for before, after in pairwise(later.used)), "no cut without a step"
     copy = profile.copy()
     for first, span, devices in promises:
         copy.add(float(first), float(first + span), -devices)
@@ -105,14 +110,16 @@ def test_theorem_1_on_linear_curves(devices: int, jobs: list[tuple[int, int]]) -
     loads = [sum(work for work, _ in ordered[: i + 1]) / (devices * ordered[i][1]) for i in range(len(ordered))]
     assume(all(abs(load - 1) > 1e-4 for load in loads))
     asks = {JobId(str(i)): ask(float(w), float(d), ladder, str(i)) for i, (w, d) in enumerate(jobs)}
-    pool = refresh(None, asks, dict.fromkeys(asks, Goal.HARD), Grid(0.0, 1e-7, False), devices, 0)
+    empty = {name: Member(Goal.HARD, NOTHING, one, 0.0) for name, one in asks.items()}
+    old = Pool(0.0, empty, frozenset(), Profile(0.0, devices))
+    pool = refresh(old, asks, Grid(0.0, 1e-7), devices, 0)
     assert (not pool.late) == (max(loads) <= 1)
 
 
 @given(
     st.integers(1, 16),
     st.lists(st.tuples(st.floats(1, 500), st.floats(10, 400), st.floats(0, 20)), min_size=1, max_size=10),
-    st.sampled_from([Grid(0.0, 1.0, False), Grid(0.0, 30.0, True)]),
+    st.sampled_from([Grid(0.0, 1.0), Grid(0.0, 30.0)]),
 )
 def test_reservations_never_exceed_the_devices_and_are_worth_what_they_must_be(
     devices: int, jobs: list[tuple[float, float, float]], grid: Grid

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from melodeon.core.cluster import Cluster
+from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId, JobSpec
@@ -10,6 +12,7 @@ from melodeon.sched.edf import Edf
 from melodeon.sched.elasticflow import ElasticFlow
 from melodeon.sched.fifo import Fifo
 from melodeon.sched.tick import Rules
+from melodeon.sched.tiresias import Tiresias
 from melodeon.sim.engine import SimConfig, SimResult, Simulation
 from melodeon.sim.incidents import Incident, random_failures, straggler
 from melodeon.sim.metrics import quantile, summarize
@@ -44,18 +47,19 @@ def test_figure_3_elasticflow_runs_both_at_once_and_meets_both() -> None:
     assert summarize(result).deadline_ratio == 1.0
 
 
-def test_slots_delay_decisions_and_not_completions() -> None:
-    jobs = [job("a", 90.0, LINEAR), job("b", 30.0, LINEAR, submit_s=10.0)]
+def test_ends_are_gathered_for_a_slot_and_submissions_answered_at_once() -> None:
+    jobs = [job("a", 90.0, LINEAR), job("b", 30.0, LINEAR, submit_s=85.0), job("c", 5.0, LINEAR, submit_s=400.0)]
     result = Simulation(config("1x1", slot_s=60.0), jobs, Fifo()).run().result()
-    # a starts at 0 and ends at 90; b waits for the boundary at 120.
-    assert ends(result) == {"a": 90.0, "b": 150.0}
-    assert len(result.decision_s) == 4
+    # Rounds at 0 and 85; a ends at 90, which is answered at 145, so that b runs then; c finds the cluster empty.
+    assert ends(result) == {"a": 90.0, "b": 175.0, "c": 405.0}
+    assert [logged.at_s for logged in result.log] == [0.0, 145.0, 400.0]
 
 
-def test_an_end_a_hair_after_a_boundary_is_seen_at_the_next() -> None:
-    jobs = [job("a", 60.0 + 1e-8, LINEAR), job("b", 30.0, LINEAR, submit_s=1.0)]
-    result = Simulation(config("1x1", slot_s=60.0), jobs, Fifo()).run().result()
-    assert ends(result) == {"a": 60.0 + 1e-8, "b": 150.0}
+def test_a_policy_that_asked_to_be_woken_is_woken_in_the_middle_of_a_slot() -> None:
+    old, young = job("old", 9e3, LINEAR), job("young", 9e3, LINEAR, submit_s=1.0)
+    ticks = Tiresias(thresholds_s=(10.0,))
+    result = Simulation(config("1x1", slot_s=600.0), [old, young], ticks).run(until_s=50.0).result()
+    assert [logged.at_s for logged in result.log][:3] == pytest.approx([0.0, 10.0, 10.0], abs=0.01)
 
 
 def test_a_trace_may_start_at_any_time_and_in_any_order() -> None:
@@ -112,6 +116,57 @@ def test_a_fork_goes_its_own_way_and_leaves_the_original_alone() -> None:
     assert ends(trunk.result()) == ends(straight)
     assert ends(branch.result()) != ends(straight)
     assert ends(trunk.fork().run().result()) == ends(straight)
+
+
+def test_a_fork_answers_what_if_with_more_jobs_and_more_failures() -> None:
+    cluster = Cluster.parse("2x1")
+    jobs = [job(name, 100.0, LINEAR, deadline_s=130.0) for name in "ab"]
+    trunk = Simulation(config("2x1"), jobs, ElasticFlow()).run(until_s=20.0)
+    late = job("c", 100.0, LINEAR, submit_s=30.0, deadline_s=120.0)
+    busy = {o.id: o.admitted for o in trunk.fork(jobs=[late]).run().result().outcomes}
+    assert busy == {"a": True, "b": True, "c": False}
+    broken = trunk.fork(incidents=[Incident(50.0, cluster.nodes[0].id, up=False)]).run().result()
+    assert summarize(broken).num_missed == 1
+    assert summarize(trunk.run().result()).num_missed == 0
+    with pytest.raises(UsageError, match="which is past"):
+        trunk.fork(jobs=[job("d", 1.0, LINEAR)])
+    with pytest.raises(UsageError, match="names"):
+        trunk.fork(jobs=[job("a", 1.0, LINEAR, submit_s=1e6)])
+
+
+def test_a_fork_of_every_moment_ends_like_the_original() -> None:
+    jobs = [job(f"j{i}", 60.0 + 7 * i, LINEAR, submit_s=9.0 * i, deadline_s=200.0 + 30 * i) for i in range(8)]
+    paid = config("1x4", overheads=Overheads(), slot_s=20.0)
+    straight = ends(Simulation(paid, jobs, ElasticFlow()).run().result())
+    trunk = Simulation(paid, jobs, ElasticFlow())
+    for moment in range(0, 200, 13):
+        trunk.run(until_s=float(moment))
+        assert ends(trunk.fork().run().result()) == straight
+
+
+def test_each_type_of_a_mixed_cluster_has_its_own_speed() -> None:
+    fast, slow = DeviceType("A100"), DeviceType("T4")
+    curves = ((fast, LINEAR), (slow, ScalingCurve.linear(0.25, 8)))
+    jobs = [replace(job(name, 100.0, LINEAR, deadline_s=500.0), curves=curves) for name in "ab"]
+    mixed = config("1x1:A100,1x1:T4")
+    assert ends(Simulation(mixed, jobs, Fifo()).run().result()) == {"a": 100.0, "b": 400.0}
+    result = Simulation(mixed, jobs, ElasticFlow()).run().result()
+    assert summarize(result).num_missed == 0
+    failure = (Incident(10.0, mixed.cluster.nodes[0].id, up=False),)
+    lost = Simulation(replace(mixed, incidents=failure), jobs, Fifo()).run().result()
+    # a waits for the T4 with 10 of its 100 iterations done.
+    assert ends(lost) == {"a": 400.0 + 90.0 / 0.25, "b": 400.0}
+
+
+def test_elasticflow_gives_a_job_on_a_straggler_more_so_that_it_is_in_time() -> None:
+    cluster = Cluster.parse("2x4")
+    slow = straggler(cluster.nodes[0].id, from_s=10.0, until_s=1e6, speed=0.5)
+    only = [job("a", 100.0, LINEAR, deadline_s=60.0, max_workers=4)]
+    result = Simulation(config("2x4", incidents=slow), only, ElasticFlow()).run().result()
+    assert summarize(result).num_missed == 0
+    crowd = [job(f"j{i}", 300.0, LINEAR, deadline_s=310.0, max_workers=4) for i in range(7)]
+    result = Simulation(config("2x4", incidents=slow), crowd, ElasticFlow()).run().result()
+    assert summarize(result).num_unfinished == 0
 
 
 def test_what_is_not_finished_is_told_as_such() -> None:

@@ -4,14 +4,15 @@
     job_id, submit_time, iteration, model_name, ddl, batch_size, num_gpu, duration [, best_effort]
     job_id, submission_time, duration, num_gpu                                       (raw: model and deadline are drawn)
 
-Times are seconds; a deadline is a moment, not a length.
+Times are seconds; a deadline is a moment, not a length. Without throughput tables a job's rate on what it requested is
+its iterations over its duration, and its curve is linear.
 """
 
-import random
 from pathlib import Path
 
-from melodeon.core.jobs import Goal, JobId, JobSpec
-from melodeon.sim.traces.generate import TIGHTNESS, made_job
+from melodeon.core.jobs import Curves, Goal, JobId, JobSpec
+from melodeon.sim.traces.linear import linear_curves
+from melodeon.sim.traces.recorded import Recorded, recorded_trace
 from melodeon.sim.traces.rows import Row, Trace, csv_rows, jobs_of
 from melodeon.sim.traces.throughputs import Throughputs
 
@@ -26,7 +27,7 @@ def read_elasticflow(path: Path, throughputs: Throughputs, *, seed: int = 0, ski
             id=JobId(row.text("job_id")),
             submit_s=row.number("submission_time", "submit_time", least=0),
             iterations=row.number("num_iteration", "iteration", above=0),
-            curves=throughputs.of(row),
+            curves=throughputs.of(row) if throughputs.curves else _linear(row, throughputs),
             deadline_s=None if best_effort else row.number("deadline", "ddl"),
             goal=Goal.BEST_EFFORT if best_effort else Goal.HARD,
             requested_workers=row.whole("num_gpu", least=1),
@@ -40,22 +41,19 @@ def read_elasticflow(path: Path, throughputs: Throughputs, *, seed: int = 0, ski
 
 def read_raw(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad: bool = False) -> Trace:
     """A trace of durations only: model, batch size and tightness are drawn, as the paper does."""
-    draw = random.Random(seed)
 
-    def parse(row: Row) -> JobSpec | None:
+    def parse(row: Row) -> Recorded | None:
         duration_s = row.number("duration", least=0)
         workers = row.whole("num_gpu", least=0)
         submit_s = row.number("submission_time", least=0)
         if not duration_s or not workers:
             return None
-        return made_job(
-            draw,
-            throughputs,
-            job=JobId(row.text("job_id")),
-            submit_s=submit_s,
-            duration_s=duration_s,
-            workers=workers,
-            tightness=TIGHTNESS,
-        )
+        return Recorded(id=JobId(row.text("job_id")), submit_s=submit_s, duration_s=duration_s, workers=workers)
 
-    return jobs_of(path.name, csv_rows(path), parse, skip_bad=skip_bad)
+    return recorded_trace(path.name, csv_rows(path), parse, throughputs, seed=seed, skip_bad=skip_bad)
+
+
+def _linear(row: Row, throughputs: Throughputs) -> Curves:
+    iterations, duration_s = row.number("num_iteration", "iteration", above=0), row.number("duration", above=0)
+    workers = row.whole("num_gpu", least=1)
+    return linear_curves(throughputs.kinds, workers, iterations / duration_s / workers)

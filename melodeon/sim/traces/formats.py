@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from melodeon.core.errors import UsageError
+from melodeon.sim.traces.gavel import is_gavel
+from melodeon.sim.traces.pai import knows_pai
+from melodeon.sim.traces.philly import knows_philly
 from melodeon.sim.traces.rows import Trace, header_of
 from melodeon.sim.traces.throughputs import Throughputs
 
@@ -41,6 +44,9 @@ def _columns(*needed: Iterable[str]) -> Callable[[Path, tuple[str, ...]], bool]:
 
 
 FORMATS: dict[str, Format] = {
+    "easyscale": Format(
+        "melodeon.sim.traces.easyscale:read_easyscale", _columns(("application", "max_parallelism", "preferred_gpu"))
+    ),
     "elasticflow": Format(
         "melodeon.sim.traces.elasticflow:read_elasticflow",
         _columns(("submission_time", "num_iteration", "deadline"), ("submit_time", "iteration", "ddl")),
@@ -48,6 +54,21 @@ FORMATS: dict[str, Format] = {
     "elasticflow-raw": Format(
         "melodeon.sim.traces.elasticflow:read_raw", _columns(("job_id", "submission_time", "duration", "num_gpu"))
     ),
+    "helios": Format("melodeon.sim.traces.helios:read_helios", _columns(("job_id", "gpu_num", "vc", "submit_time"))),
+    "pai": Format("melodeon.sim.traces.pai:read_pai", knows_pai),
+    "philly": Format("melodeon.sim.traces.philly:read_philly", knows_philly),
+    "philly-csv": Format("melodeon.sim.traces.helios:read_philly_csv", _columns(("timestamp", "duration", "num_gpus"))),
+    "pollux": Format(
+        "melodeon.sim.traces.pollux:read_pollux", _columns(("name", "time", "application", "num_replicas"))
+    ),
+    "tiresias": Format(
+        "melodeon.sim.traces.tiresias:read_tiresias",
+        _columns(
+            ("job_id", "num_gpu", "submit_time", "duration", "interval"),
+            ("job_id", "num_gpu", "submit_time", "duration", "model_scale"),
+        ),
+    ),
+    "gavel": Format("melodeon.sim.traces.gavel:read_gavel", is_gavel),
 }
 """The first format that knows a file reads it, so narrower ones come first."""
 
@@ -61,8 +82,7 @@ def read_trace(
         format_name = next((name for name, known in FORMATS.items() if known.knows(path, header)), None)
         if format_name is None:
             raise UsageError(
-                f"{path} has columns {', '.join(header) or '(none)'}, which no known format has: name one of "
-                f"{', '.join(FORMATS)}"
+                f"{path} has columns {_some(header)}, which no known format has: name one of {', '.join(FORMATS)}"
             )
     elif format_name not in FORMATS:
         near = get_close_matches(format_name, FORMATS, n=1, cutoff=0.4)
@@ -71,3 +91,9 @@ def read_trace(
     module, _, attribute = FORMATS[format_name].reader.partition(":")
     reader = cast(Reader, getattr(import_module(module), attribute))
     return reader(path, throughputs, seed=seed, skip_bad=skip_bad)
+
+
+def _some(header: tuple[str, ...]) -> str:
+    """The columns, as far as a sentence can hold them."""
+    shown = ", ".join(header) or "(none)"
+    return shown if len(shown) <= 120 else shown[:119] + "…"

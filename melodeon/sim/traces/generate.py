@@ -9,12 +9,20 @@ from dataclasses import dataclass
 
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal, JobId, JobSpec
+from melodeon.sim.traces.linear import linear_curves, scaled
 from melodeon.sim.traces.rows import Trace
 from melodeon.sim.traces.throughputs import Throughputs
 
 TIGHTNESS = (0.5, 1.5)
 PHILLY_WORKERS = ((1, 0.70), (2, 0.10), (4, 0.15), (8, 0.04), (16, 0.01))
 """Devices requested, and the share of jobs that do; most jobs of the Philly trace want one."""
+
+EVEN_WORKERS = ((1, 0.25), (2, 0.25), (4, 0.25), (8, 0.25))
+KINDS: dict[str, dict[str, object]] = {
+    "poisson": {"workers": EVEN_WORKERS, "spread": 0.5},
+    "philly": {},
+}
+"""Traces by name: `poisson` has sizes from 1 to 8 alike and lengths near the median, `philly` what `TraceSpec` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +85,31 @@ def made_job(
     duration_s: float,
     workers: int,
     tightness: tuple[float, float] | None,
+    iterations: float | None = None,
+    model: str = "",
+    user: str = "",
 ) -> JobSpec:
-    """A job of known length with a drawn model and deadline; without tightness it is best effort."""
-    model, batch_size = draw.choice(throughputs.settings)
-    curves = throughputs.curves[model, batch_size]
+    """A job of known length with a drawn model and deadline; without tightness it is best effort.
+
+    Known iterations are kept, and the curve is stretched until they take `duration_s` on `workers` devices. A known
+    model is drawn among its own batch sizes; one without a table gets the curve of a drawn one and keeps its name.
+    """
+    settings = throughputs.settings_of(model) or throughputs.settings
+    name, batch_size = draw.choice(settings) if settings else (model, 0)
+    curves = throughputs.curves[name, batch_size] if settings else linear_curves(throughputs.kinds, workers)
     deadline_s = submit_s + duration_s * draw.uniform(*tightness) if tightness else None
+    if iterations is not None:
+        curves = scaled(curves, workers, iterations / duration_s)
     return JobSpec(
         id=job,
         submit_s=submit_s,
-        iterations=duration_s * curves[0][1].rate(workers),
+        iterations=duration_s * curves[0][1].rate(workers) if iterations is None else iterations,
         curves=curves,
         deadline_s=deadline_s,
         goal=Goal.BEST_EFFORT if deadline_s is None else Goal.HARD,
         requested_workers=workers,
-        model=model,
+        user=user,
+        model=model or name,
         batch_size=batch_size,
         duration_s=duration_s,
     )

@@ -8,9 +8,10 @@ import csv
 import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from typing import TextIO
+from typing import Generic, Protocol, TextIO, TypeVar
 
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.jobs import JobId, JobSpec
@@ -41,6 +42,8 @@ class Trace:
     name: str
     jobs: tuple[JobSpec, ...]
     bad: tuple[BadRow, ...] = ()
+    num_other: int = 0
+    """Rows that are right and no job to simulate: without a device, or never run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,14 @@ class Row:
             raise self.bad(column, f"{text} must be above {above:g}")
         return value
 
+    def moment(self, column: str) -> float:
+        """A date and time such as 2017-10-07 01:12:09, as seconds; zones do not matter, only differences do."""
+        text = self.text(column)
+        try:
+            return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            raise self.bad(column, f"{text!r} is not a date and time like 2017-10-07 01:12:09") from None
+
     def whole(self, *columns: str, least: int = 0) -> int:
         """A whole number."""
         value = self.number(*columns, least=least)
@@ -114,35 +125,75 @@ def csv_rows(path: Path, *, columns: Sequence[str] | None = None, delimiter: str
                 yield Row(path, reader.line_num, dict(zip(names, values, strict=False)))
 
 
+def head_of(path: Path, most: int = 4096) -> str:
+    """How the file begins; not even its first line need end there."""
+    try:
+        with open_text(path) as file:
+            return file.read(most)
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError):
+        raise UsageError(
+            f"{path} is not a text file: a trace is csv or JSON, gzipped if its name ends in .gz"
+        ) from None
+
+
 def header_of(path: Path) -> tuple[str, ...]:
     """The first line's columns."""
-    with open_text(path) as file:
-        return tuple(name.strip() for name in next(csv.reader(file), []))
+    lines = head_of(path, 1 << 16).splitlines()
+    return tuple(name.strip() for name in next(csv.reader(lines[:1]), []))
 
 
-def jobs_of(name: str, rows: Iterable[Row], parse: Callable[[Row], JobSpec | None], *, skip_bad: bool = False) -> Trace:
-    """Every row as a job (None: the row is no job, and no mistake), sorted by submission."""
-    jobs: list[JobSpec] = []
+class Named(Protocol):
+    """What a row becomes."""
+
+    @property
+    def id(self) -> JobId:
+        """The job's name."""
+        ...
+
+
+Found = TypeVar("Found", bound=Named)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected(Generic[Found]):
+    """What the rows of a file became."""
+
+    found: tuple[Found, ...]
+    bad: tuple[BadRow, ...]
+    num_other: int
+
+
+def collect(rows: Iterable[Row], parse: Callable[[Row], Found | None], *, skip_bad: bool = False) -> Collected[Found]:
+    """Every row as what `parse` makes of it (None: the row is no job, and no mistake)."""
+    found: list[Found] = []
     bad: list[BadRow] = []
     seen: dict[JobId, int] = {}
+    num_other = 0
     for row in rows:
         try:
-            job = _parsed(row, parse)
-            if job is None:
+            made = _parsed(row, parse)
+            if made is None:
+                num_other += 1
                 continue
-            if job.id in seen:
-                raise row.bad("job_id", f"{job.id!r} is also the id of line {seen[job.id]}")
+            if made.id in seen:
+                raise row.bad("job_id", f"{made.id!r} is also the id of line {seen[made.id]}")
         except BadCell as problem:
             if not skip_bad:
                 raise
             bad.append(BadRow(str(problem.path), problem.line, problem.column, problem.problem))
             continue
-        seen[job.id] = row.line
-        jobs.append(job)
-    return Trace(name, tuple(sorted(jobs, key=lambda job: job.submit_s)), tuple(bad))
+        seen[made.id] = row.line
+        found.append(made)
+    return Collected(tuple(found), tuple(bad), num_other)
 
 
-def _parsed(row: Row, parse: Callable[[Row], JobSpec | None]) -> JobSpec | None:
+def jobs_of(name: str, rows: Iterable[Row], parse: Callable[[Row], JobSpec | None], *, skip_bad: bool = False) -> Trace:
+    """Every row as a job (None: the row is no job, and no mistake), sorted by submission."""
+    read = collect(rows, parse, skip_bad=skip_bad)
+    return Trace(name, tuple(sorted(read.found, key=lambda job: job.submit_s)), read.bad, read.num_other)
+
+
+def _parsed(row: Row, parse: Callable[[Row], Found | None]) -> Found | None:
     try:
         return parse(row)
     except BadCell:

@@ -1,14 +1,15 @@
 """ElasticFlow's throughput tables: one csv a model, a row a global batch size, a column a number of devices.
 
-Counts that were not measured are empty, `nan` or 0, and are left out of the curve.
+Counts that were not measured are empty, `nan` or 0, and are left out of the curve. Without any table readers make
+linear curves instead.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 
-from melodeon.core.cluster import DeviceType
+from melodeon.core.cluster import DEFAULT_TYPE, DeviceType
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import NotFound
 from melodeon.core.jobs import Curves
@@ -22,11 +23,17 @@ class Throughputs:
     """Scaling curves by model, batch size and device type."""
 
     curves: Mapping[tuple[str, int], Curves]
+    kinds: tuple[DeviceType, ...] = (DEFAULT_TYPE,)
+    """The types that curves are made for where there is no table."""
+    settings: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
+    """Every (model, batch size) that was measured, in order."""
 
-    @property
-    def settings(self) -> tuple[tuple[str, int], ...]:
-        """Every (model, batch size) that was measured, in order."""
-        return tuple(sorted(self.curves))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", tuple(sorted(self.curves)))
+
+    def settings_of(self, model: str) -> tuple[tuple[str, int], ...]:
+        """Every setting of one model that was measured."""
+        return tuple(setting for setting in self.settings if setting[0] == model) if model else ()
 
     def of(self, row: Row, model_column: str = "model_name", batch_column: str = "batch_size") -> Curves:
         """The curves for a trace row, or an error that names what the tables lack."""

@@ -1,0 +1,182 @@
+"""`melodeon sim`: traces under policies on a cluster that need not exist, several at once."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from melodeon.core.errors import MelodeonError, UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from melodeon.cli.simruns import Task, Tell
+    from melodeon.cli.simtraces import Loaded
+
+OUTPUTS = ("table", "json", "csv")
+
+
+def sim(
+    traces: Annotated[list[str] | None, typer.Argument(metavar="TRACE...", help="Trace files, also gzipped.")] = None,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Policies, by comma; all: every one.")] = "elasticflow",
+    cluster: Annotated[
+        str, typer.Option("--cluster", "-c", help="Nodes x devices:type, by comma, or a spec.csv[:type].")
+    ] = "16x8:A100",
+    throughputs: Annotated[
+        list[str] | None,
+        typer.Option("--throughputs", "-t", metavar="[TYPE=]DIR", help="Folder of tables, or Gavel's json."),
+    ] = None,
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="The traces' format; else it is found out.")
+    ] = None,
+    generate: Annotated[
+        list[str] | None, typer.Option(help="Draw a trace: poisson:JOBS or philly:JOBS, then :gap=TIME and others.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="What is drawn comes from it.")] = 0,
+    slot: Annotated[str, typer.Option(help="Least time between decisions; 0: at every event.")] = "60s",
+    first: Annotated[int | None, typer.Option(help="Only so many jobs of each trace.")] = None,
+    no_pauses: Annotated[bool, typer.Option("--no-pauses", help="Resizing and moving cost no time.")] = False,
+    failures: Annotated[str | None, typer.Option(help="Nodes fail: mean time up and in repair, as 30d,2h.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out, and count them.")] = False,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep results for plot and explain.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes at once; else one a core.")] = None,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="table|json|csv", help="How to print.")] = "table",
+) -> None:
+    """Simulate traces under scheduling policies and print what becomes of the jobs."""
+    from melodeon.cli import simtable
+    from melodeon.cli.simruns import Task, run_all
+    from melodeon.cli.simtraces import parse_policies, seconds
+
+    if output not in OUTPUTS:
+        raise UsageError(f"-o {output} is not one of {', '.join(OUTPUTS)}: leave it out for a table")
+    if (first is not None and first < 1) or (jobs is not None and jobs < 1):
+        raise UsageError(f"--first {first} and --jobs {jobs} must be at least 1: leave them out for all")
+    policies, slot_s, broken = parse_policies(policy), seconds(slot, "--slot"), _failures(failures)
+    loaded = _load(traces or [], generate or [], throughputs or [], cluster, format_name, seed, skip_bad)
+    names = _distinct([one.trace.name for one in loaded])
+    tasks = [
+        Task(
+            number=number * len(policies) + index,
+            trace=number,
+            trace_name=name,
+            policy=chosen,
+            cluster=cluster,
+            seed=seed,
+            slot_s=slot_s,
+            pauses=not no_pauses,
+            failures=broken,
+            save=str(save / _file(name, chosen)) if save else None,
+            tell=sys.stderr.isatty(),
+        )
+        for number, name in enumerate(names)
+        for index, chosen in enumerate(policies)
+    ]
+    specs = [one.trace.jobs[:first] for one in loaded]
+    notes = [f"{name}: {note}" for name, one in zip(names, loaded, strict=True) for note in one.notes]
+    if output != "json":
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+    with _bars(tasks, [len(some) for some in specs]) as tell:
+        done = run_all(tasks, specs, processes=jobs or _cores(), tell=tell)
+    if output == "json":
+        simtable.print_as_json(done, notes)
+    elif output == "csv":
+        simtable.print_as_csv(done)
+    else:
+        about = f"on {cluster}, seed {seed}, " + (f"a decision every {slot_s:g} s at most" if slot_s else "no slots")
+        titles = [f"{name}: {len(some):,} jobs {about}" for name, some in zip(names, specs, strict=True)]
+        simtable.print_tables(done, titles)
+    if save:
+        kept = sum(one.problem is None for one in done)
+        print(f"kept {kept} result file{'' if kept == 1 else 's'} in {save}", file=sys.stderr)
+    bad = [one for one in done if one.problem is not None]
+    if bad:
+        error = MelodeonError(
+            bad[0].problem or "" if len(bad) == 1 else f"{bad[0].problem} ({len(bad) - 1} more failed)"
+        )
+        error.exit_code = bad[0].exit_code
+        raise error
+
+
+def _load(
+    traces: Sequence[str],
+    drawn: Sequence[str],
+    tables: Sequence[str],
+    cluster_text: str,
+    format_name: str | None,
+    seed: int,
+    skip_bad: bool,
+) -> "list[Loaded]":
+    from melodeon.cli.simtraces import draw, load, parse_cluster
+
+    if not traces and not drawn:
+        raise UsageError("there is nothing to simulate: name a trace file, or draw one by --generate poisson:200")
+    cluster = parse_cluster(cluster_text)
+    loaded = [
+        load(Path(trace), tables, cluster, format_name=format_name, seed=seed, skip_bad=skip_bad) for trace in traces
+    ]
+    return loaded + [draw(text, tables, cluster, seed=seed) for text in drawn]
+
+
+def _failures(text: str | None) -> tuple[float, float] | None:
+    from melodeon.cli.simtraces import seconds
+
+    if text is None:
+        return None
+    up, comma, repair = text.partition(",")
+    if not comma:
+        raise UsageError(
+            f"--failures {text} needs two times, until a node fails and until it is repaired: write 30d,2h"
+        )
+    return seconds(up, "--failures"), seconds(repair, "--failures")
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names of traces without their endings, numbered where two are alike."""
+    stems = [re.sub(r"(\.csv|\.json|\.jsonl|\.trace|\.gz)+$", "", name) or name for name in names]
+    return [f"{stem}-{index + 1}" if stems.count(stem) > 1 else stem for index, stem in enumerate(stems)]
+
+
+def _file(trace: str, policy: str) -> str:
+    from melodeon.sim.results import ENDING
+
+    return re.sub(r"[^\w.=-]+", "_", f"{trace}-{policy}") + ENDING
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _say_nothing(_: "Task", __: int) -> None:
+    """Nobody looks."""
+
+
+@contextmanager
+def _bars(tasks: "Sequence[Task]", totals: Sequence[int]) -> "Iterator[Tell]":
+    """On a terminal a bar for all and one for each simulation that runs; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield _say_nothing
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        whole = progress.add_task("jobs", total=sum(totals[task.trace] for task in tasks))
+        shown: dict[int, TaskID] = {}
+        counts: dict[int, int] = {}
+
+        def tell(task: "Task", count: int) -> None:
+            total = totals[task.trace]
+            if task.number not in shown:
+                shown[task.number] = progress.add_task(f"{task.trace_name} {task.policy}"[:32], total=total)
+            progress.update(shown[task.number], completed=count, visible=count < total)
+            counts[task.number] = count
+            progress.update(whole, completed=sum(counts.values()))
+
+        yield tell

@@ -1,0 +1,131 @@
+"""The figures of simulations as tables of 80 columns, JSON or csv."""
+
+import csv
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from melodeon.cli.output import WIDTH, print_json
+from melodeon.cli.simruns import Done
+
+Values = dict[str, int | float | None]
+Column = tuple[str, Callable[[Values], str]]
+
+
+def _time(key: str) -> Callable[[Values], str]:
+    def cell(values: Values) -> str:
+        found = values.get(key)
+        return "-" if found is None else _length(found)
+
+    return cell
+
+
+def _share(key: str) -> Callable[[Values], str]:
+    def cell(values: Values) -> str:
+        found = values.get(key)
+        return "-" if found is None else f"{100 * found:.1f} %"
+
+    return cell
+
+
+def _number(key: str, form: str = ",.0f") -> Callable[[Values], str]:
+    def cell(values: Values) -> str:
+        found = values.get(key)
+        return "-" if found is None else format(found, form)
+
+    return cell
+
+
+def _length(seconds: float) -> str:
+    """A length of time in few letters, hours and days to three digits."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.{1 if seconds < 600 else 0}f} min"
+    value, unit = (seconds / 3600, "h") if seconds < 86_400 else (seconds / 86_400, "d")
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+TABLES: tuple[tuple[Column, ...], ...] = (
+    (
+        ("in time", _share("deadline_ratio")),
+        ("rejected", _number("num_rejected")),
+        ("missed", _number("num_missed")),
+        ("JCT mean", _time("jct_mean_s")),
+        ("median", _time("jct_median_s")),
+        ("p99", _time("jct_p99_s")),
+        ("makespan", _time("makespan_s")),
+    ),
+    (
+        ("pending", _time("pending_mean_s")),
+        ("JCT small", _time("jct_small_mean_s")),
+        ("medium", _time("jct_medium_mean_s")),
+        ("large", _time("jct_large_mean_s")),
+        ("fairness", _number("fairness_mean", ".2f")),
+        ("worst", _number("fairness_worst", ".1f")),
+    ),
+    (
+        ("used", _share("utilisation")),
+        ("efficient", _share("cluster_efficiency")),
+        ("resizes", _number("num_resizes")),
+        ("moves", _number("num_migrations")),
+        ("stops", _number("num_suspensions")),
+        ("decide ms", _number("decision_mean_ms", ".2f")),
+        ("p99 ms", _number("decision_p99_ms", ".2f")),
+    ),
+)
+"""Three narrow tables, since all figures in one would not fit."""
+
+
+def print_tables(done: Sequence[Done], titles: Sequence[str]) -> None:
+    """Tables for every trace."""
+    shown = False
+    for number, title in enumerate(titles):
+        mine = [one for one in done if one.task.trace == number and one.problem is None]
+        if not mine:
+            continue
+        print(f"\n{title}" if shown else title)
+        shown = True
+        for columns in TABLES:
+            rows = [["policy", *(name for name, _ in columns)]]
+            rows += [[one.task.policy, *(cell(one.values) for _, cell in columns)] for one in mine]
+            print()
+            print("\n".join(lines(rows)))
+
+
+def lines(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
+    """Columns of text, the first to the left and cut where lines would be too long, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    others = sum(widths[1:]) + 2 * (len(widths) - 1)
+    widths[0] = min(widths[0], width - others)
+    made: list[str] = []
+    for first, *rest in rows:
+        name = first if len(first) <= widths[0] else first[: widths[0] - 1] + "…"
+        made.append("  ".join([name.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))]))
+    return made
+
+
+def print_as_json(done: Iterable[Done], notes: Sequence[str]) -> None:
+    """One object with a result for each simulation."""
+    print_json({"results": [_flat(one) for one in done], "notes": list(notes)})
+
+
+def print_as_csv(done: Sequence[Done]) -> None:
+    """A header, and a line a simulation."""
+    rows = [_flat(one) for one in done if one.problem is None]
+    if rows:
+        writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _flat(one: Done) -> dict[str, object]:
+    task = one.task
+    about: dict[str, object] = {
+        "trace": task.trace_name,
+        "policy": task.policy,
+        "cluster": task.cluster,
+        "slot_s": task.slot_s,
+        "seed": task.seed,
+        "file": task.save,
+    }
+    return about | ({"error": one.problem} if one.problem else one.values)

@@ -1,0 +1,74 @@
+"""Tiresias' queues: jobs sink as the device-seconds that they have used pass thresholds; starving jobs come back up.
+
+Kept as values: a job's standing says from which service and which moment on it is counted, so that a promoted job
+starts again at nothing in both.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from melodeon.core.clusterview import ClusterView, JobState
+from melodeon.core.errors import UsageError
+from melodeon.core.jobs import JobId
+
+SETTLE_S = 1e-3
+"""A job is looked at again a little after it reached a threshold, so that rounding does not bring it back to it."""
+
+
+class Standing(NamedTuple):
+    """From where a job is counted."""
+
+    service_s: float
+    since_s: float
+
+
+Standings = Mapping[JobId, Standing]
+"""Only jobs that were promoted; all others are counted from 0 and their submission."""
+
+
+def check_thresholds(thresholds_s: tuple[float, ...]) -> None:
+    """Queues need limits that ascend."""
+    if list(thresholds_s) != sorted(thresholds_s) or any(t <= 0 for t in thresholds_s):
+        raise UsageError(f"thresholds_s={thresholds_s} must be above 0 and ascend")
+
+
+class Queues(NamedTuple):
+    """Who stands where in this round."""
+
+    thresholds_s: tuple[float, ...]
+    standings: Standings
+
+    def service_s(self, job: JobState) -> float:
+        """Device-seconds that count."""
+        mark = self.standings.get(job.spec.id)
+        return job.service_s - (mark.service_s if mark else 0.0)
+
+    def of(self, job: JobState) -> int:
+        """The job's queue; 0 goes first."""
+        service_s = self.service_s(job)
+        return sum(service_s >= threshold for threshold in self.thresholds_s)
+
+    def order(self, job: JobState) -> tuple[int, float]:
+        """Sort key: the queue, and within it the job that came first."""
+        return self.of(job), job.spec.submit_s
+
+    def sinks_at(self, job: JobState, now_s: float, workers: int) -> float:
+        """When a job that holds so many devices sinks to the next queue; infinite in the last one."""
+        queue = self.of(job)
+        if queue == len(self.thresholds_s):
+            return float("inf")
+        return now_s + (self.thresholds_s[queue] - self.service_s(job)) / workers + SETTLE_S
+
+
+def queues(view: ClusterView, state: object, thresholds_s: tuple[float, ...], promote: float | None) -> Queues:
+    """The queues now: a waiting job that has waited `promote` times as long as it ran goes back to the first."""
+    before: Standings = state if isinstance(state, Mapping) else {}
+    found = {job.spec.id: before[job.spec.id] for job in view.admitted if job.spec.id in before}
+    if promote is not None:
+        for job in view.admitted:
+            mark = found.get(job.spec.id, Standing(0.0, job.spec.submit_s))
+            ran_s = (job.service_s - mark.service_s) / job.spec.requested_workers
+            waited_s = view.now_s - mark.since_s - ran_s
+            if not job.counts and ran_s > 0 and waited_s > promote * ran_s:
+                found[job.spec.id] = Standing(job.service_s, view.now_s)
+    return Queues(thresholds_s, found)

@@ -1,0 +1,159 @@
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Melodeon
+
+RAW = "job_id,submission_time,duration,num_gpu\n" + "".join(
+    f"job{n},{40 * n},{200 + 50 * n},{1 << n % 3}\n" for n in range(12)
+)
+
+
+@pytest.fixture
+def trace(place: Path) -> Path:
+    path = place / "small.csv"
+    path.write_text(RAW)
+    return path
+
+
+def test_tables_of_eighty_columns_with_a_row_a_policy(trace: Path, melodeon: Melodeon) -> None:
+    code, out, err = melodeon("sim", trace, "-p", "elasticflow,edf,elastic-backfill", "-c", "2x4:A100", "-j", 1)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.startswith("small: 12 jobs on 2x4:A100, seed 0, a decision every 60 s at most\n")
+    assert sum(line.startswith("elasticflow ") for line in out.splitlines()) == 3
+    assert "there are no throughput tables, so curves are linear" in err
+
+
+def test_json_and_csv_say_the_same(trace: Path, melodeon: Melodeon) -> None:
+    rows = json.loads(melodeon("sim", trace, "-p", "edf,fifo", "-o", "json", "-j", 1)[1])["results"]
+    lines = list(csv.DictReader(io.StringIO(melodeon("sim", trace, "-p", "edf,fifo", "-o", "csv", "-j", 1)[1])))
+    assert [row["policy"] for row in rows] == [row["policy"] for row in lines] == ["edf", "fifo"]
+    for row, line in zip(rows, lines, strict=True):
+        assert float(line["jct_mean_s"]) == pytest.approx(row["jct_mean_s"])
+        assert row["num_jobs"] == 12
+        assert {"deadline_ratio", "cluster_efficiency", "jct_p99_s", "jct_small_mean_s", "makespan_s"} <= set(row)
+        assert {"pending_mean_s", "utilisation", "fairness_mean", "num_migrations", "decision_mean_ms"} <= set(row)
+
+
+def test_processes_find_what_one_finds_and_keep_results(trace: Path, place: Path) -> None:
+    found = []
+    for jobs, folder in (("1", "one"), ("2", "two")):
+        command = ["sim", trace, "-p", "edf,fifo,tiresias", "-o", "json", "-j", jobs, "--save", folder]
+        done = subprocess.run(
+            [sys.executable, "-m", "melodeon", *map(str, command)],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=place,
+        )
+        rows = json.loads(done.stdout)["results"]
+        found.append([(row["policy"], row["jct_mean_s"], row["num_missed"]) for row in rows])
+        kept = sorted(path.name for path in (place / folder).iterdir())
+        assert kept == ["small-edf.sim.jsonl", "small-fifo.sim.jsonl", "small-tiresias.sim.jsonl"]
+    assert found[0] == found[1]
+
+
+def test_stopping_on_the_way_to_show_progress_changes_nothing(place: Path) -> None:
+    from dataclasses import replace
+
+    from melodeon.cli.simruns import Task, simulate
+    from melodeon.cli.simtraces import draw, parse_cluster
+
+    jobs = draw("philly:60:gap=2min", [], parse_cluster("2x4"), seed=1).trace.jobs
+    for policy in ("elasticflow", "tiresias"):
+        told: list[int] = []
+
+        def tell(_: Task, count: int, said: list[int] = told) -> None:
+            said.append(count)
+
+        task = Task(number=0, trace=0, trace_name="x", policy=policy, cluster="2x4", seed=1, slot_s=60.0)
+        quiet = simulate(task, jobs, tell)
+        assert not told
+        loud = simulate(replace(task, tell=True), jobs, tell)
+        assert told
+        for key, value in quiet.values.items():
+            if not key.startswith("decision"):
+                assert loud.values[key] == pytest.approx(value), key
+
+
+def test_traces_are_drawn_by_their_seed(place: Path, melodeon: Melodeon) -> None:
+    def drawn(seed: int, text: str = "poisson:20:gap=5min:best-effort=0.5") -> object:
+        out = melodeon("sim", "--generate", text, "--seed", seed, "-c", "1x8", "-p", "fifo", "-o", "json", "-j", 1)[1]
+        (row,) = json.loads(out)["results"]
+        return row["num_jobs"], row["num_deadlines"], row["jct_mean_s"]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_bad_rows_stop_or_are_counted(trace: Path, melodeon: Melodeon) -> None:
+    trace.write_text(RAW + "bad,soon,10,1\n")
+    code, _, err = melodeon("sim", trace, "-j", 1)
+    assert (code, err) == (2, f"error: {trace}, line 14, column 'submission_time': 'soon' is not a number\n")
+    code, _, err = melodeon("sim", trace, "--skip-bad", "-c", "2x4", "-j", 1)
+    assert code == 0
+    assert "1 row is bad and left out, the first at line 14, column 'submission_time'" in err
+
+
+def test_tables_beside_a_trace_are_used(trace: Path, place: Path, melodeon: Melodeon) -> None:
+    tables = place / "throughputs_A100"
+    tables.mkdir()
+    (tables / "bert.csv").write_text("global_batch_size,1,2,4\n64,1.0,1.8,3.0\n")
+    err = melodeon("sim", trace, "-c", "2x4:A100", "-p", "fifo", "-j", 1)[2]
+    assert "curves are of the tables in" in err
+    assert "linear" not in err
+
+
+def test_a_cluster_spec_and_node_failures(trace: Path, place: Path, melodeon: Melodeon) -> None:
+    (place / "spec.csv").write_text("num_switch,num_node_p_switch,num_gpu_p_node\n1,2,4\n")
+    code, out, _ = melodeon("sim", trace, "-c", "spec.csv:A100", "-p", "fifo", "--failures", "10min,2min", "-j", 1)
+    assert code == 0
+    assert "on spec.csv:A100" in out
+
+
+def test_options_of_policies(trace: Path, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon("sim", trace, "-p", "elasticflow:reserve=2:quote=no", "-c", "2x4", "-o", "json", "-j", 1)
+    assert (code, json.loads(out)["results"][0]["policy"]) == (0, "elasticflow:reserve=2:quote=no")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "there is nothing to simulate"),
+        (("missing.csv",), 4, "missing.csv is not there"),
+        (("small.csv", "-p", "edff"), 2, "did you mean 'edf'?"),
+        (("small.csv", "-p", "edf,edf"), 2, "names 'edf' twice"),
+        (("small.csv", "-p", "edf:widest"), 2, "options are written NAME:option=value"),
+        (("small.csv", "-c", "3x"), 2, "cluster '3x' cannot be read"),
+        (("small.csv", "-o", "xml"), 2, "-o xml is not one of table, json, csv"),
+        (("small.csv", "--slot", "soon"), 2, "--slot soon is not a length of time"),
+        (("small.csv", "--jobs", "0"), 2, "must be at least 1"),
+        (("small.csv", "--failures", "3d"), 2, "needs two times"),
+        (("small.csv", "--format", "heliox"), 2, "did you mean 'helios'?"),
+        (("small.csv", "-c", "1x1:A,1x1:B", "-t", "."), 2, "does not say which type it is of"),
+        (("--generate", "poison:3"), 2, "--generate poison:3 cannot be read"),
+        (("--generate", "poisson:3:gap=x"), 2, "is not a length of time"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    trace: Path, melodeon: Melodeon, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    found, out, err = melodeon("sim", *arguments)
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert said in err
+
+
+def test_a_simulation_imports_neither_torch_nor_numpy(trace: Path) -> None:
+    program = (
+        "import sys; from melodeon.cli.main import app;"
+        f"app(['sim', {str(trace)!r}, '-p', 'elasticflow', '-c', '2x4', '-j', '1'], standalone_mode=False);"
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,140 @@
+"""What is kept of a simulation, written and read back, and what is drawn and told from it."""
+
+import gzip
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from melodeon.core.cluster import Cluster
+from melodeon.core.curve import ScalingCurve
+from melodeon.core.errors import NotFound, UsageError
+from melodeon.core.jobs import JobSpec
+from melodeon.sched.elasticflow import ElasticFlow
+from melodeon.sched.fifo import Fifo
+from melodeon.sched.policy import Policy
+from melodeon.sim.clock import length, moment
+from melodeon.sim.engine import SimConfig, Simulation
+from melodeon.sim.explain import explain
+from melodeon.sim.incidents import Incident
+from melodeon.sim.plots import KINDS, held_share, plot
+from melodeon.sim.record import Record, record, spans
+from melodeon.sim.results import find_results, read_result, write_result
+from tests.sched.draws import job
+
+LINEAR = ScalingCurve.linear(1.0, 4)
+
+
+def made(jobs: list[JobSpec], policy: Policy, cluster: str = "2x2", incidents: tuple[Incident, ...] = ()) -> Record:
+    config = SimConfig(cluster=Cluster.parse(cluster), incidents=incidents)
+    result = Simulation(config, jobs, policy).run().result()
+    return record(result, trace="made", policy=type(policy).__name__.lower(), cluster=cluster, seed=0)
+
+
+def some_jobs() -> list[JobSpec]:
+    return [
+        job("a", 400.0, LINEAR, deadline_s=1000.0, requested_workers=4, duration_s=1000.0),
+        job("b", 100.0, LINEAR, submit_s=10.0, deadline_s=900.0, requested_workers=2, duration_s=900.0),
+        job("c", 900.0, LINEAR, submit_s=20.0, deadline_s=60.0, requested_workers=2, duration_s=80.0),
+    ]
+
+
+def failing() -> Record:
+    node = Cluster.parse("2x2").nodes[0].id
+    down = (Incident(30.0, node, up=False), Incident(60.0, node))
+    return made([job("a", 400.0, LINEAR, requested_workers=4)], Fifo(), incidents=down)
+
+
+def test_a_record_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    for name in ("x.sim.jsonl", "y.sim.jsonl.gz"):
+        found = made(some_jobs(), ElasticFlow())
+        write_result(found, tmp_path / "deep" / name)
+        assert read_result(tmp_path / "deep" / name) == found
+    assert [path.name for path in find_results(tmp_path / "deep")] == ["x.sim.jsonl", "y.sim.jsonl.gz"]
+
+
+@pytest.mark.parametrize("found", [made(some_jobs(), ElasticFlow()), made(some_jobs(), Fifo()), failing()])
+def test_spans_add_up_to_the_service_that_the_engine_counted(found: Record) -> None:
+    held: dict[str, float] = {}
+    for span in spans(found):
+        held[span.job] = held.get(span.job, 0.0) + span.change.devices * (span.to_s - span.from_s)
+    for kept in found.jobs.values():
+        assert held.get(kept.id, 0.0) == pytest.approx(kept.service_s)
+
+
+def test_devices_that_a_failing_node_takes_are_on_record() -> None:
+    found = failing()
+    lost = next(change for change in found.changes if change.what == "lose")
+    assert (lost.at_s, lost.job, lost.devices) == (30.0, "a", 0)
+    told = [sentence.text for sentence in explain(found, "a")]
+    assert any(text.startswith("lost its devices: node000 failed") for text in told)
+    assert any(text.startswith("went on with") for text in told)
+
+
+def test_a_file_that_is_not_whole_or_not_ours_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.sim.jsonl"
+    write_result(made(some_jobs(), Fifo()), path)
+    text = path.read_text()
+    path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match="is not whole, its last line is missing"):
+        read_result(path)
+    path.write_text("".join(text.splitlines(keepends=True)[1:]))
+    with pytest.raises(UsageError, match="does not begin as a result file"):
+        read_result(path)
+    path.write_text("job_id,duration\n")
+    with pytest.raises(UsageError, match="line 1 is not of a result file"):
+        read_result(path)
+    path.write_text(text.replace('"version":1', '"version":9', 1))
+    with pytest.raises(UsageError, match="is of version 9, and 1 is read"):
+        read_result(path)
+    torn = tmp_path / "y.sim.jsonl.gz"
+    torn.write_bytes(gzip.compress(text.encode())[:-20])
+    with pytest.raises(UsageError, match="is not a whole gzip file"):
+        read_result(torn)
+    with pytest.raises(NotFound, match="is not there: write one by"):
+        read_result(tmp_path / "nowhere")
+
+
+def test_a_rejected_job_is_told_what_would_have_been_accepted() -> None:
+    found = made(some_jobs(), ElasticFlow())
+    asked, answered = explain(found, "c")
+    assert "deadline 0:01:00" in asked.text
+    assert "turned it away" in answered.text
+    assert "would have been accepted" in answered.text
+    assert "0.50 of that length" in asked.text
+
+
+def test_a_job_that_waits_is_told_who_held_the_devices() -> None:
+    told = [sentence.text for sentence in explain(made(some_jobs(), Fifo()), "b")]
+    assert any(text.startswith("waited 1.5 min: 4 of 4 devices were held, most by jobs a (4)") for text in told)
+    assert told[-1].startswith("finished")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_picture_is_well_formed(kind: str) -> None:
+    text = plot(kind, [made(some_jobs(), ElasticFlow())])
+    assert ET.fromstring(text).tag.endswith("svg")
+    assert "nan" not in text.lower()
+
+
+def test_several_simulations_share_a_picture_but_not_a_gantt() -> None:
+    both = [made(some_jobs(), ElasticFlow()), made(some_jobs(), Fifo())]
+    for kind in ("jct", "utilisation", "deadlines"):
+        text = plot(kind, both)
+        assert "elasticflow: " in text
+        assert "fifo: " in text
+    with pytest.raises(UsageError, match="shows 1 simulation and 2 were given"):
+        plot("gantt", both)
+    with pytest.raises(UsageError, match="nothing lies after"):
+        plot("gantt", both[:1], (1e9, None))
+
+
+def test_the_share_held_is_what_the_metrics_say() -> None:
+    found = made(some_jobs(), Fifo())
+    shares = held_share(found, 0.0, found.head.end_s - found.head.start_s)
+    assert sum(shares) / len(shares) == pytest.approx(found.metrics.values["utilisation"])
+
+
+def test_times_are_said_as_people_say_them() -> None:
+    assert [moment(s) for s in (0, 3725, 86_400 * 2 + 60, -60)] == ["0:00:00", "1:02:05", "2 d 00:01:00", "-0:01:00"]
+    assert [length(s) for s in (8, 270, 1200, 12_240, 181_440)] == ["8 s", "4.5 min", "20 min", "3.4 h", "2.1 d"]
