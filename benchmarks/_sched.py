@@ -70,11 +70,18 @@ def simulate(
     policy: str,
     *,
     slot_s: float,
+    gather: bool = False,
     overheads: Overheads | None = None,
     **options: object,
 ) -> tuple[Summary, float]:
     """One simulation, and the CPU seconds that it took."""
-    config = SimConfig(cluster=Cluster.parse(cluster), slot_s=slot_s, overheads=overheads or Overheads(), record=False)
+    config = SimConfig(
+        cluster=Cluster.parse(cluster),
+        slot_s=slot_s,
+        gather_submissions=gather,
+        overheads=overheads or Overheads(),
+        record=False,
+    )
     start = time.process_time()
     result = Simulation(config, jobs, make_policy(policy, **options)).run().result()
     return summarize(result), time.process_time() - start

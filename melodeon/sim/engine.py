@@ -30,6 +30,8 @@ class SimConfig:
     cluster: Cluster
     slot_s: float = 0.0
     """Rounds that only answer completions and incidents are at least so far apart; 0: one at every event."""
+    gather_submissions: bool = False
+    """Submissions wait for a slot's end, too, as in ElasticFlow's own simulator."""
     overheads: Overheads = field(default_factory=Overheads)
     rules: Rules = field(default_factory=Rules)
     incidents: tuple[Incident, ...] = ()
@@ -180,7 +182,10 @@ class Simulation:
             if self._wake_at is not None:
                 due = min(due, self._wake_at)
         if self._next_arrival < len(self._arrivals):
-            due = min(due, self._arrivals[self._next_arrival].submit_s)
+            arrival_s = self._arrivals[self._next_arrival].submit_s
+            if self.config.gather_submissions:
+                arrival_s = max(arrival_s, self._answered_s + self.config.slot_s)
+            due = min(due, arrival_s)
         return due
 
     def _advance(self, moment: float) -> None:

@@ -204,3 +204,19 @@ def test_an_empty_trace_and_a_name_used_twice_are_refused() -> None:
         Simulation(config(), [], Fifo())
     with pytest.raises(UsageError, match="2 jobs share 1 names"):
         Simulation(config(), [job("a", 1.0, LINEAR)] * 2, Fifo())
+
+
+def test_submissions_are_gathered_where_that_is_wanted() -> None:
+    """As ElasticFlow's simulator does: what comes within a slot of the last round waits for its end."""
+    jobs = [
+        job("a", 100.0, LINEAR, deadline_s=10_000.0, requested_workers=1),
+        job("b", 100.0, LINEAR, submit_s=10.0, deadline_s=10_000.0, requested_workers=1),
+    ]
+    started = {}
+    for gather in (False, True):
+        config = SimConfig(
+            cluster=Cluster.parse("1x2"), slot_s=60.0, gather_submissions=gather, overheads=Overheads.none()
+        )
+        result = Simulation(config, jobs, Fifo()).run().result()
+        started[gather] = {outcome.id: outcome.started_s for outcome in result.outcomes}
+    assert started == {False: {"a": 0.0, "b": 10.0}, True: {"a": 0.0, "b": 60.0}}
