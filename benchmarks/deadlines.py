@@ -5,12 +5,12 @@ for the 1,000 generated jobs and where said), measured earlier: as published, an
 one slot together and let late jobs block newcomers); it counts admitted jobs that end late as declined.
 
 Slots differ: the peer gathers all events of a slot, and the baselines are run that way here; ours answers submissions,
-and begins promises, at once, and gathers only completions and incidents. On Pollux's jobs, 18 of which can be met but have less than 60 s, the result hangs on
-that: .856 at 60 s slots, but .754 if submissions are gathered too (.862, .769, .826, .754 at 15, 30, 45, 60 s), which
-is below the peer's repaired .841. Elsewhere it hardly matters (at 60 s Philly on 32 devices .886, 195 jobs .923,
-cluster10 .992). The rules for when to plan again were chosen among a dozen with Pollux's and Philly's traces in view;
-such choices moved them by several jobs. Pauses are charged to jobs that change; the peer charges 2 s and more to every
-running job at every event, but nothing to EDF.
+and begins promises, at once, and gathers only completions and incidents. On Pollux's jobs, 18 of which can be met but
+have less than 60 s, the result hangs on that: .856 at 60 s slots, but .754 if submissions are gathered too (.862, .769,
+.826, .754 at 15, 30, 45, 60 s), which is below the peer's repaired .841. Elsewhere it hardly matters (at 60 s Philly on
+32 devices .886, 195 jobs .923, cluster10 .992). The rules for when to plan again were chosen among a dozen with
+Pollux's and Philly's traces in view; such choices moved them by several jobs. Pauses are charged to jobs that change;
+the peer charges 2 s and more to every running job at every event, but nothing to EDF.
 
 Where baselines follow other rules than the peer's, the peer's rule is an option, run as well:
 
