@@ -258,13 +258,12 @@ def test_strangers_are_sent_away_and_hold_nobody_up() -> None:
         sent.result(20)
     assert received is not None
     assert alike(received.state, state)
-    for stranger in strangers:
-        stranger.settimeout(5)
-        with suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
-        stranger.close()
-    door.close()
+    door.close()  # one who was not let in before the awaited one came is sent away now
     caller.close()
+    for stranger in strangers:
+        with stranger, suppress(ConnectionResetError):
+            stranger.settimeout(5)
+            assert stranger.recv(1) == b""
 
 
 def test_a_state_that_cannot_be_described_is_the_holders_error() -> None:

@@ -1,6 +1,7 @@
 """Several workers as threads of this process, connected by real process groups: for tests of what workers exchange."""
 
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,12 +16,13 @@ T = TypeVar("T")
 def on_workers(size: int, work: Callable[[Group], T]) -> list[T]:
     """`work(group)` on every worker, results in worker order."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(size) as threads:
-        meeting = str(Path(folder) / "rendezvous")
+        meeting, done = str(Path(folder) / "rendezvous"), threading.Barrier(size, timeout=60)
 
         def one(worker: int) -> T:
             group = Group.connect(Launch(worker=worker, num_workers=size, rendezvous=meeting), timeout_s=30.0)
             result = work(group)
-            group.barrier()
+            # Not the group's own barrier: who has left that may hang up on one who is still in it.
+            done.wait()
             group.close()
             return result
 
