@@ -124,7 +124,9 @@ class Agent:
     def _take(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            data += self._connection.recv(size - len(data))
+            piece = self._connection.recv(size - len(data))
+            assert piece, "the worker has hung up"
+            data += piece
         return data
 
 
