@@ -1,6 +1,5 @@
 """Wishes to a running job and what is said of their outcome: shared by `scale`, `migrate` and the others."""
 
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from melodeon.cli.follow import Tail, ticks
 from melodeon.cli.job import parse_line
-from melodeon.cli.output import WIDTH, print_json
+from melodeon.cli.output import print_json, print_titled
 from melodeon.core.errors import Cancelled, MelodeonError, Unreachable
 from melodeon.viz.timeline import pauses_of, whole
 from melodeon.viz.words import count, milliseconds, number, plain
@@ -93,12 +92,8 @@ def tell_accepted(handle: "JobHandle", what: str, *, as_json: bool) -> None:
 
 
 def say(title: str, *lines: str) -> None:
-    """`title` and lines in two columns, wrapped to the width of a terminal."""
-    for line in lines:
-        wrapped = textwrap.wrap(plain(line), WIDTH - INDENT - 1, subsequent_indent="  ", break_on_hyphens=False) or [""]
-        for part in wrapped:
-            print(f"{title:<{INDENT}}{part}")
-            title = ""
+    """A title and what a job said, which may hold anything."""
+    print_titled(title, *map(plain, lines), indent=INDENT)
 
 
 def seated(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
 """What commands that train check before they start any process, so that a mistake costs no wait."""
 
 import difflib
-from importlib.util import find_spec
+import importlib.util
 from pathlib import Path
 
 from melodeon.backends.machine import inspect
@@ -13,7 +13,7 @@ ORDERS = ("tree", "ddp")
 
 def require_torch(what: str = "training") -> None:
     """Refuse to start what needs torch where it is not installed; looks, never imports."""
-    if find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None:
         raise MissingTorch(what)
 
 

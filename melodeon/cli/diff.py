@@ -1,29 +1,30 @@
 """`melodeon diff`: the first operator in which two runs part, or the first step where operators were not recorded."""
 
-import json as jsonlib
-import textwrap
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO, TypeVar
 
 import typer
 
-from melodeon.cli.output import WIDTH, print_json
+from melodeon.cli.job import RUNS_ROOT, RunsRoot, read_json
+from melodeon.cli.output import print_json, print_titled
 from melodeon.core import receipt, statediff
 from melodeon.core.errors import NotBitwise, NotFound, UsageError
-from melodeon.core.launch import Launch
 from melodeon.core.opdiff import OpDiff, OpRecord, first_difference, merge, read_records
 
 INDENT = 10
 """Where the second column starts."""
 
+Parsed = TypeVar("Parsed")
+
 
 def diff(
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="A run's folder or id.")],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="Another's.")],
-    runs_root: Annotated[str, typer.Option(help="Where runs are kept.")] = Launch().runs_root,
+    runs_root: RunsRoot = RUNS_ROOT,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Find the first operator whose inputs agree and outputs differ.
@@ -86,7 +87,21 @@ def _diff_operators(a: Path, b: Path, *, as_json: bool) -> bool:
 
 
 def _records(run: Path, stack: ExitStack) -> Iterator[OpRecord]:
-    return merge([read_records(stack.enter_context(path.open(encoding="utf-8")), str(path)) for path in _op_files(run)])
+    return merge([read_records(stack.enter_context(_open(path)), str(path)) for path in _op_files(run)])
+
+
+def _open(path: Path) -> TextIO:
+    """What is no UTF-8 is damaged, and refused by its line."""
+    return path.open(encoding="utf-8", errors="replace")
+
+
+def _parsed(path: Path, parse: Callable[[TextIO], Parsed]) -> Parsed:
+    """A file of a run; what is wrong with it is said of this one, since there are two."""
+    with _open(path) as lines:
+        try:
+            return parse(lines)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
 
 
 def _explain(found: OpDiff) -> None:
@@ -122,10 +137,11 @@ def _print_diff_json(found: OpDiff, a: Path, b: Path) -> None:
 
 
 def _diff_states(a: Path, b: Path, *, as_json: bool) -> bool:
-    states = {}
-    for letter, run in zip("AB", (a, b), strict=True):
-        with (run / "states.jsonl").open(encoding="utf-8") as lines:
-            states[letter] = statediff.parse_states(lines)
+    states = {
+        letter: _parsed(run / "states.jsonl", statediff.parse_states) for letter, run in zip("AB", (a, b), strict=True)
+    }
+    if not any(states.values()):
+        raise UsageError(f"runs {a} and {b} recorded no state: let them run at least one step with --record-states")
     found = statediff.first_difference(states)
     steps = len(states["A"])
     sentence = found.sentence() if found else f"the whole state agrees after each of {steps:,} recorded steps"
@@ -133,11 +149,7 @@ def _diff_states(a: Path, b: Path, *, as_json: bool) -> bool:
 
 
 def _diff_receipts(a: Path, b: Path, *, as_json: bool) -> bool:
-    digests = []
-    for run in (a, b):
-        with (run / "receipt.jsonl").open(encoding="utf-8") as lines:
-            digests.append(receipt.parse(lines).digests())
-    left, right = digests
+    left, right = (_parsed(run / "receipt.jsonl", receipt.parse).digests() for run in (a, b))
     common = sorted(left.keys() & right.keys())
     if not common:
         raise UsageError(f"the receipts of {a} and {b} have no step in common: run both again with --record-ops")
@@ -179,42 +191,23 @@ def _tell_steps(by: str, a: Path, b: Path, step: int | None, sentence: str, *, a
 
 def _rerun(run: Path, step: int) -> str:
     """The command that repeats a run up to `step` with operators recorded."""
-    raw = _read_json(run / "run.json")
-    words = ["melodeon run --record-ops", f"--steps {step}"]
-    if raw.get("assignment"):
-        words.append(f"--assignment {raw['assignment']}")
-    if raw.get("determinism"):
-        words.append(f"--determinism {raw['determinism']}")
+    raw, bits = read_json(run / "run.json"), read_json(run / "definition.json")
+    words = ["melodeon", "run", "--record-ops", "--no-resume", "--steps", str(step)]
+    given = {"--assignment": raw.get("assignment"), "--determinism": raw.get("determinism")}
+    given |= {"--threads": bits.get("threads"), "--order": bits.get("order")}
+    words += [word for name, value in given.items() if value for word in (name, str(value))]
     args = raw.get("args")
-    return " ".join([*words, str(raw.get("script", "SCRIPT")), *(map(str, args) if isinstance(args, list) else ())])
+    return shlex.join([*words, str(raw.get("script", "SCRIPT")), *(map(str, args) if isinstance(args, list) else ())])
 
 
 def _definitions(a: Path, b: Path) -> list[str]:
     """What defines the bits and is not the same in both runs: the likely reason."""
-    left, right = _read_json(a / "definition.json"), _read_json(b / "definition.json")
+    left, right = read_json(a / "definition.json"), read_json(b / "definition.json")
     if not left or not right:
         return []
     names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
     return [f"{name} is {left.get(name)!r} in A and {right.get(name)!r} in B" for name in names]
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        raw = jsonlib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # a run that was killed early, or that an older version wrote
-        return {}
-    return raw if isinstance(raw, dict) else {}
-
-
 def _say(title: str, *lines: str) -> None:
-    """`title` and its lines in two columns, wrapped to the width of a terminal."""
-    if lines:
-        print("\n".join(_columns(title, lines)))
-
-
-def _columns(title: str, lines: Sequence[str]) -> Iterator[str]:
-    for line in lines:
-        wrapped = textwrap.wrap(line, WIDTH - INDENT - 1, subsequent_indent="  ", break_on_hyphens=False) or [""]
-        for part in wrapped:
-            yield f"{title:<{INDENT}}{part}"
-            title = ""
+    print_titled(title, *lines, indent=INDENT)

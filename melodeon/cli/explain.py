@@ -23,7 +23,10 @@ def explain(
     everything: Annotated[bool, typer.Option("--all", help="Tell every change, however many.")] = False,
     output: Output = "table",
 ) -> None:
-    """Tell in sentences what became of a job: when, how much, where and why."""
+    """Tell in sentences what became of a simulated job.
+
+    When it got how much, where and why.
+    """
     from melodeon.sim import explain as told
     from melodeon.sim.results import find_results, read_result
 

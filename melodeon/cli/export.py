@@ -1,27 +1,26 @@
 """`melodeon export`: a checkpoint's model as a file that plain PyTorch loads."""
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from melodeon.core.errors import MissingTorch
+from melodeon.cli.checks import require_torch
 
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A .melodeon file, or the folder of checkpoints to take the newest good one of.")
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="A .melodeon file, or a folder: the newest good one in it."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .pt or .safetensors.")],
-    model: Annotated[str | None, typer.Option(help="Which model, where the job wrapped several: 0, 1, ...")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .pt or .safetensors to write.")],
+    model: Annotated[str | None, typer.Option(metavar="K", help="Which of several wrapped models: 0, 1, ...")] = None,
     registered: Annotated[
-        str | None, typer.Option(help="An object given to job.register, by its name, instead of a model.")
+        str | None, typer.Option(metavar="NAME", help="Instead: what job.register was given by this name.")
     ] = None,
 ) -> None:
     """Write the model of a checkpoint as a plain state_dict."""
-    if importlib.util.find_spec("torch") is None:
-        raise MissingTorch("export")
+    require_torch("export")
     from melodeon.runtime.export import export_state_dict
 
     done = export_state_dict(checkpoint, output, model_key=model, registered=registered)

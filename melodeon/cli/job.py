@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from melodeon.core.errors import MelodeonError, NotFound, UsageError
+from melodeon.cli.output import require_format
+from melodeon.core.errors import MelodeonError, NotFound
 from melodeon.core.launch import Launch
 
 if TYPE_CHECKING:
     from melodeon.coord.client import JobHandle
     from melodeon.coord.registry import Entry
 
-FORMATS = ("table", "json")
 RUNS_ROOT = Launch().runs_root
 
 
@@ -56,13 +56,12 @@ RunName = Annotated[
     ),
 ]
 Output = Annotated[str, typer.Option("--output", "-o", metavar="table|json", help="How to print.")]
-RunsRoot = Annotated[str, typer.Option(help="Where runs are kept.")]
+RunsRoot = Annotated[str, typer.Option(metavar="DIR", help="Where runs are kept.")]
 
 
 def wants_json(output: str) -> bool:
     """Whether `-o json` was given; anything but the two formats is refused."""
-    if output not in FORMATS:
-        raise UsageError(f"-o {output} is not one of {', '.join(FORMATS)}: leave it out for a table")
+    require_format(output)
     return output == "json"
 
 
@@ -73,7 +72,9 @@ def find_job(name: str | None, runs_root: str = RUNS_ROOT) -> "Entry":
     try:
         return registry.find(name)
     except NotFound:
-        ended = find_ended(name, runs_root) if name else None
+        if name is None:
+            raise NotFound("no job runs on this machine: start one by `melodeon run SCRIPT`") from None
+        ended = find_ended(name, runs_root)
         if ended is None:
             raise
         status = read_json(ended / "run.json").get("status", "not known")
@@ -104,7 +105,7 @@ def find_folder(name: str | None, runs_root: str) -> Path:
             return ended
         if name is None:
             raise NotFound(f"no job runs on this machine, and {runs_root} holds no run: name a run's folder") from None
-        raise NotFound(f"{error} It is no run under {runs_root} either") from None
+        raise NotFound(f"{error}; no run under {runs_root} is called so either") from None
 
 
 def find_ended(name: str | None, runs_root: str) -> Path | None:

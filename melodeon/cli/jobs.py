@@ -1,5 +1,6 @@
 """Commands that change a running job: scale, migrate, profile, checkpoint, stop. None of them changes the result."""
 
+import contextlib
 import os
 import select
 import signal
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 ENDS_S = 60.0
 """How long a job may take to end after it has agreed to stop: a step, a checkpoint, and leaving."""
-WORTH = 1.05
-"""More workers must make the job at least this much faster to be recommended."""
 KILLED_S = 20.0
 """The same for `--now`: the launcher kills what still runs."""
+WORTH = 1.05
+"""More workers must make the job at least this much faster to be recommended."""
 
 
 def scale(
@@ -77,7 +78,7 @@ def migrate(
     to: Annotated[str | None, typer.Option(metavar="AGENT", help="Where it goes.")] = None,
     output: Output = "table",
 ) -> None:
-    """Move a worker to a fresh process, on another agent's node if one is named."""
+    """Move a worker to a fresh process, or to another agent's node."""
     as_json = wants_json(output)
     handle = attach(job)
     tell_view(handle, waited(handle, lambda: handle.migrate(worker=worker, to=to)), as_json=as_json)
@@ -91,7 +92,7 @@ def profile(
     ] = None,
     output: Output = "table",
 ) -> None:
-    """Measure the job's steps per second at several sizes, while it trains."""
+    """Measure a job's steps per second at several sizes. It trains on meanwhile."""
     as_json = wants_json(output)
     low = 1 if min_ is None else min_
     if low < 1:
@@ -134,7 +135,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the step's end or a checkpoint.")] = False,
     output: Output = "table",
 ) -> None:
-    """End a running job: at its next step, with a checkpoint if its script keeps some."""
+    """End a running job at its next step. A script that keeps checkpoints writes one."""
     as_json = wants_json(output)
     entry = _one_to_stop(job)
     how = "killed" if now else _ask_to_stop(entry)
@@ -251,7 +252,8 @@ def _kill(entry: "Entry") -> None:
     """Two signals tell the launcher that somebody is in a hurry; two of one kind could arrive as one."""
     for number in (signal.SIGTERM, signal.SIGINT):
         if entry.is_alive:
-            os.kill(entry.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+                os.kill(entry.pid, number)
     if not _ended(entry, KILLED_S):
         raise MelodeonError(f"job {entry.id} did not end within {KILLED_S:.0f} s: its launcher is process {entry.pid}")
 

@@ -5,21 +5,23 @@ Plain help, and completion only where a shell asks, keep `melodeon --help` fast;
 
 import importlib
 import os
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 import melodeon
+from melodeon.cli.help import Command, Commands
 from melodeon.cli.output import fail
 from melodeon.core.errors import MelodeonError
 
-COMMANDS = (
-    *("run", "verify", "diff", "scan", "export", "doctor"),
-    *("ps", "top", "logs", "scale", "migrate", "profile", "checkpoint", "stop", "trace"),
-    *("sim", "plot", "explain"),
-)
+GROUPS = {
+    "Train and prove": ("run", "verify", "diff", "scan", "export", "doctor"),
+    "Running jobs": ("ps", "top", "logs", "scale", "migrate", "profile", "checkpoint", "stop", "trace"),
+    "Scheduling": ("sim", "plot", "explain"),
+}
 """In the order that help lists them; each is the function of that name in the module of that name, or in `MODULES`'."""
+
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 MODULES = dict.fromkeys(("scale", "migrate", "profile", "checkpoint", "stop"), "jobs")
 """Commands whose module has another name."""
@@ -30,8 +32,10 @@ PASS_ON = {"run", "scan"}
 COMPLETE = "_MELODEON_COMPLETE"
 """Set by a shell that asks for completions; `source_bash`, `source_zsh` and `source_fish` print what it must run."""
 
+Commands.groups = GROUPS
 app = typer.Typer(
     name="melodeon",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=COMPLETE in os.environ,
     rich_markup_mode=None,
@@ -55,10 +59,8 @@ def _root(
 
 
 for _name in COMMANDS:
-    _module = f"melodeon.cli.{MODULES.get(_name, _name)}"
-    if find_spec(_module) is not None:
-        _function = getattr(importlib.import_module(_module), _name)
-        app.command(_name, context_settings={"allow_interspersed_args": _name not in PASS_ON})(_function)
+    _function = getattr(importlib.import_module(f"melodeon.cli.{MODULES.get(_name, _name)}"), _name)
+    app.command(_name, cls=Command, context_settings={"allow_interspersed_args": _name not in PASS_ON})(_function)
 
 
 def main() -> None:

@@ -1,13 +1,17 @@
-"""What every command prints in the same way: errors, JSON, and tables that fit 80 columns."""
+"""What every command prints in the same way: errors, JSON, and text and tables that fit 80 columns."""
 
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from melodeon.core.errors import MelodeonError
+from melodeon.core.errors import MelodeonError, UsageError
 
 WIDTH = 80
+FORMATS = ("table", "json")
 
 
 def fail(error: MelodeonError) -> NoReturn:
@@ -16,9 +20,56 @@ def fail(error: MelodeonError) -> NoReturn:
     raise SystemExit(error.exit_code)
 
 
+def require_format(output: str, formats: Sequence[str] = FORMATS) -> None:
+    """Refuse a way to print that there is not."""
+    if output not in formats:
+        raise UsageError(f"-o {output} is not one of {', '.join(formats)}: leave it out for a table")
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that a person named by `-o`; it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise MelodeonError(f"{path} cannot be written ({error.strerror}): choose another file by -o FILE") from error
+
+
 def print_json(value: Mapping[str, object]) -> None:
     """One JSON object on one line of stdout."""
     print(json.dumps(value), flush=True)
+
+
+def print_wrapped(text: str) -> None:
+    """A sentence on stdout, wrapped to the width of a terminal; words that people copy stay whole."""
+    print(textwrap.fill(text, WIDTH - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+
+
+def print_titled(title: str, *lines: str, indent: int) -> None:
+    """`title` on the left and lines in a column beside it, wrapped likewise."""
+    for line in lines:
+        room = WIDTH - indent - 1
+        parts = textwrap.wrap(line, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for part in parts or [""]:
+            print(f"{title:<{indent}}{part}")
+            title = ""
+
+
+def columns(rows: Sequence[Sequence[str]], *, gives_way: int, numbers: Container[int]) -> list[str]:
+    """Lines of text in columns, those of `numbers` to the right; one is cut where lines would be too long."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    over = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+    widths[gives_way] = max(len(rows[0][gives_way]), widths[gives_way] - max(0, over))
+    made = []
+    for row in rows:
+        cells = [text if len(text) <= wide else text[: wide - 1] + "…" for text, wide in zip(row, widths, strict=True)]
+        placed = zip(cells, widths, range(len(cells)), strict=True)
+        made.append(
+            "  ".join(cell.rjust(wide) if at in numbers else cell.ljust(wide) for cell, wide, at in placed).rstrip()
+        )
+    return made
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:

@@ -6,22 +6,26 @@ from typing import Annotated
 
 import typer
 
-from melodeon.core.errors import MelodeonError, UsageError
+from melodeon.cli.output import write_file
+from melodeon.core.errors import UsageError
 
 ZOOM = 2
 """PNG pixels for each SVG one, so that text stays sharp."""
 
 
 def plot(
-    sims: Annotated[list[Path], typer.Argument(metavar="SIM...", help="Result files, or folders of them.")],
+    sims: Annotated[list[Path], typer.Argument(metavar="SIM", help="Result files, or folders of them.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .svg or .png to write.")],
     kind: Annotated[
-        str, typer.Option("--kind", "-k", metavar="gantt|jct|utilisation|deadlines", help="What to draw.")
+        str, typer.Option("--kind", "-k", metavar="KIND", help="gantt, jct, utilisation or deadlines.")
     ] = "gantt",
     begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Draw from here on, as 2h.")] = None,
     end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Draw up to here, as 3d.")] = None,
 ) -> None:
-    """Draw simulations that `melodeon sim --save` kept; several become lines of one picture."""
+    """Draw simulations that `melodeon sim --save` kept.
+
+    Several become lines of one picture; a gantt is of one.
+    """
     from melodeon.cli.simtraces import seconds
     from melodeon.sim import plots
     from melodeon.sim.results import find_results, read_result
@@ -33,7 +37,7 @@ def plot(
         raise UsageError(f"--kind {kind} is not one of {', '.join(plots.KINDS)}")
     files = [path for given in sims for path in find_results(given)]
     text = plots.plot(kind, [read_result(path) for path in files], window)
-    _write(output, text.encode() if output.suffix == ".svg" else png(text))
+    write_file(output, text.encode() if output.suffix == ".svg" else png(text))
     print(f"wrote {output}", file=sys.stderr)
 
 
@@ -44,10 +48,3 @@ def png(svg: str) -> bytes:
     except ImportError as error:
         raise UsageError("a PNG needs resvg: pip install 'melodeon[plot]', or write a .svg") from error
     return bytes(svg_to_bytes(svg_string=svg, zoom=ZOOM))
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise MelodeonError(f"{path} cannot be written ({error.strerror}): choose another file by -o FILE") from error

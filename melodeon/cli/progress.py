@@ -6,7 +6,7 @@ Everything of ours goes to stderr, so that stdout is the script's. A display tak
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from melodeon.backends.local import Event
 
@@ -44,7 +44,8 @@ class Quiet:
 
     def __init__(self, stdout_to_stderr: bool) -> None:
         self._stdout_to_stderr = stdout_to_stderr
-        self._open = True
+        self._closed: set[TextIO] = set()
+        """Where nobody reads any more."""
 
     def event(self, event: Event) -> None:
         """Events are not shown."""
@@ -52,14 +53,14 @@ class Quiet:
     def output(self, name: str, data: bytes) -> None:
         """Pass through; a reader that went away (`| head`) does not end the run."""
         stream = sys.stdout if name == "stdout" and not self._stdout_to_stderr else sys.stderr
-        if not self._open:
+        if stream in self._closed:
             return
         try:
             stream.flush()
             stream.buffer.write(data)
             stream.buffer.flush()
         except BrokenPipeError:
-            self._open = False
+            self._closed.add(stream)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -84,9 +85,6 @@ class Lines(Quiet):
         text = describe(event, self._total)
         if text:
             print(f"melodeon: {text}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 class Bar(Quiet):
@@ -154,11 +152,13 @@ def describe(event: Event, total: object) -> str | None:
 
 
 def format_metrics(metrics: object) -> str:
-    """`loss 0.6931, accuracy 0.5`."""
+    """`loss 0.6931, accuracy 0.5`; where the row stands is said otherwise."""
     if not isinstance(metrics, dict):
         return ""
     return ", ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in metrics.items()
+        if name not in ("step", "epoch")
     )
 
 

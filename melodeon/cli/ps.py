@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, read_json, runs_in, wants_json
-from melodeon.cli.output import WIDTH, print_json
+from melodeon.cli.output import columns, print_json
 from melodeon.core.errors import Cancelled, MelodeonError
-from melodeon.viz.timeline import whole
+from melodeon.viz.timeline import mappings, whole
 from melodeon.viz.words import duration, number, plain
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ PATIENCE_S = 2.0
 
 COLUMNS = ("id", "script", "step", "workers", "status", "age", "restarts left")
 SCRIPT, NUMBERS = 1, (2, 3, 6)
-"""The column that gives way where lines are too long, and those that stand to the right."""
+"""The script's name gives way where lines are too long: an id is never cut, since people copy it."""
 
 
 def ps(
@@ -40,7 +40,7 @@ def ps(
     if as_json:
         print_json({"jobs": rows})
     elif rows:
-        print("\n".join(lines([COLUMNS, *(_cells(row) for row in rows)])))
+        print("\n".join(columns([COLUMNS, *map(_cells, rows)], gives_way=SCRIPT, numbers=NUMBERS)))
     elif all_runs:
         print(f"no job runs on this machine, and {runs_root} holds no run: start one by `melodeon run SCRIPT`")
     else:
@@ -67,7 +67,7 @@ def _running(entry: "Entry") -> dict[str, object]:
         status = JobHandle(entry).ask("status", timeout_s=PATIENCE_S).values
     except MelodeonError as error:
         return row | {"status": "unreachable", "reason": str(error)}
-    members = [worker for worker in _dicts(status.get("workers")) if worker.get("ranks")]
+    members = [worker for worker in mappings(status.get("workers")) if worker.get("ranks")]
     return row | {
         "status": status.get("phase") or "running",
         "step": status.get("step"),
@@ -86,21 +86,6 @@ def _kept(run: Path) -> dict[str, object]:
     elif record.get("exit_code") == Cancelled.exit_code:
         row["status"] = "stopped"
     return row
-
-
-def lines(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
-    """Columns of text. An id is never cut, since people copy it: the script's name gives way first."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    over = sum(widths) + 2 * (len(widths) - 1) - width
-    widths[SCRIPT] = max(len(COLUMNS[SCRIPT]), widths[SCRIPT] - max(0, over))
-    made = []
-    for row in rows:
-        cells = [text if len(text) <= wide else text[: wide - 1] + "…" for text, wide in zip(row, widths, strict=True)]
-        placed = zip(cells, widths, range(len(cells)), strict=True)
-        made.append(
-            "  ".join(cell.rjust(wide) if at in NUMBERS else cell.ljust(wide) for cell, wide, at in placed).rstrip()
-        )
-    return made
 
 
 def _row(job: str, run_dir: str, record: Mapping[str, object], created: str) -> dict[str, object]:
@@ -146,7 +131,3 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _dicts(value: object) -> list[Mapping[str, object]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []

@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +10,10 @@ import typer
 
 from melodeon.backends.runs import Request, perform
 from melodeon.cli.checks import require_script, require_torch
-from melodeon.cli.output import WIDTH, print_json, print_table
+from melodeon.cli.job import RUNS_ROOT, RunsRoot
+from melodeon.cli.output import print_json, print_table, print_wrapped
 from melodeon.cli.progress import choose
+from melodeon.cli.verify_runs import make_stamp
 from melodeon.core.errors import MelodeonError, UsageError
 from melodeon.core.launch import Launch
 from melodeon.core.optable import CAUSES, Assessment, Device, Finding, assess
@@ -26,10 +27,13 @@ def scan(
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed to the script as is.")] = None,
     device: Annotated[str | None, typer.Option(help="Judge for cpu or cuda; else where the model is.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="List the pinned operators too.")] = False,
-    runs_root: Annotated[str, typer.Option(help="Where runs are kept.")] = Launch().runs_root,
+    runs_root: RunsRoot = RUNS_ROOT,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Run one step of SCRIPT and list the operators whose bits depend on the device."""
+    """List the operators of SCRIPT whose bits depend on the device.
+
+    Runs one step in one worker. What follows SCRIPT goes to the script.
+    """
     if device is not None and device not in DEVICES:
         raise UsageError(f"--device {device} is not known: choose one of {', '.join(DEVICES)}")
     require_script(script)
@@ -43,9 +47,12 @@ def scan(
 
 
 def _run(script: str, args: Sequence[str], runs_root: str) -> list[dict[str, Any]]:
-    launch = Launch(scan=True, max_steps=1, resume=False, runs_root=runs_root)
+    name = f"{make_stamp()}-scan"
+    # The one step must not become the script's newest checkpoint.
+    own = str((Path(runs_root) / name / "checkpoints").resolve())
+    launch = Launch(scan=True, max_steps=1, resume=False, runs_root=runs_root, checkpoint_dir=own)
     display = choose(quiet=True, stdout_to_stderr=True)
-    request = Request(script=script, args=args, launch=launch, command=["melodeon", *sys.argv[1:]])
+    request = Request(script=script, args=args, launch=launch, name=name, command=["melodeon", *sys.argv[1:]])
     try:
         report = perform(request, on_event=display.event, on_output=display.output)
     finally:
@@ -79,7 +86,7 @@ def _where(rows: Sequence[dict[str, Any]]) -> str:
 
 def _show(found: Assessment, *, everything: bool) -> None:
     for level in LEVELS:
-        print(textwrap.fill(found.verdict(level), WIDTH - 1, subsequent_indent="  "))
+        print_wrapped(found.verdict(level))
     shown = found.findings if everything else tuple(finding for finding in found.findings if finding.stops)
     pinned = sum(finding.pinned for finding in found.findings)
     if shown:
@@ -104,7 +111,7 @@ def _explain(shown: Sequence[Finding]) -> None:
     for name, cause in CAUSES.items():
         if name in names:
             what = cause.fix if cause.open else f"pinned by {cause.pinned_by}"
-            print(textwrap.fill(f"{name}: {cause.why}; {what}.", WIDTH - 1, subsequent_indent="  "))
+            print_wrapped(f"{name}: {cause.why}; {what}.")
 
 
 def _as_json(found: Assessment, script: str) -> dict[str, object]:

@@ -1,104 +1,139 @@
-"""`melodeon sim`: traces under policies on a cluster that need not exist, several at once."""
+"""`melodeon sim`: traces under policies on a cluster that need not exist, several at once.
+
+`sim` is longer than a function should be because its options are its signature; what it does is one line a part.
+"""
 
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from melodeon.cli.output import require_format
 from melodeon.core.errors import MelodeonError, UsageError
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from melodeon.cli.simruns import Task, Tell
+    from melodeon.cli.simruns import Done, Jobs, Task, Tell
     from melodeon.cli.simtraces import Loaded
 
 OUTPUTS = ("table", "json", "csv")
 
 
 def sim(
-    traces: Annotated[list[str] | None, typer.Argument(metavar="TRACE...", help="Trace files, also gzipped.")] = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="Policies, by comma; all: every one.")] = "elasticflow",
+    traces: Annotated[list[str] | None, typer.Argument(metavar="TRACE", help="Trace files, also gzipped.")] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", metavar="NAMES", help="Policies, by comma; all: every one.")
+    ] = "elasticflow",
     cluster: Annotated[
-        str, typer.Option("--cluster", "-c", help="Nodes x devices:type, by comma, or a spec.csv[:type].")
+        str, typer.Option("--cluster", "-c", metavar="16x8:A100", help="Nodes x devices:type, or spec.csv[:type].")
     ] = "16x8:A100",
     throughputs: Annotated[
         list[str] | None,
         typer.Option("--throughputs", "-t", metavar="[TYPE=]DIR", help="Folder of tables, or Gavel's json."),
     ] = None,
     format_name: Annotated[
-        str | None, typer.Option("--format", help="The traces' format; else it is found out.")
+        str | None, typer.Option("--format", metavar="NAME", help="Of the traces; else it is found out.")
     ] = None,
     generate: Annotated[
-        list[str] | None, typer.Option(help="Draw a trace: poisson:JOBS or philly:JOBS, then :gap=TIME and others.")
+        list[str] | None, typer.Option(metavar="KIND:JOBS", help="Draw a trace, like poisson:200:gap=5min.")
     ] = None,
     seed: Annotated[int, typer.Option(help="What is drawn comes from it.")] = 0,
-    slot: Annotated[str, typer.Option(help="Least time between decisions; 0: at every event.")] = "60s",
+    slot: Annotated[str, typer.Option(metavar="TIME", help="Least time between decisions; 0: none.")] = "60s",
     first: Annotated[int | None, typer.Option(help="Only so many jobs of each trace.")] = None,
     no_pauses: Annotated[bool, typer.Option("--no-pauses", help="Resizing and moving cost no time.")] = False,
-    failures: Annotated[str | None, typer.Option(help="Nodes fail: mean time up and in repair, as 30d,2h.")] = None,
+    failures: Annotated[
+        str | None, typer.Option(metavar="30d,2h", help="Nodes fail: mean time up, and in repair.")
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out, and count them.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep results for plot and explain.")] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes at once; else one a core.")] = None,
     output: Annotated[str, typer.Option("--output", "-o", metavar="table|json|csv", help="How to print.")] = "table",
 ) -> None:
-    """Simulate traces under scheduling policies and print what becomes of the jobs."""
-    from melodeon.cli import simtable
+    """Simulate traces of jobs under scheduling policies.
+
+    Prints what becomes of the jobs: deadlines met, completion times, use of the cluster.
+    """
     from melodeon.cli.simruns import Task, run_all
     from melodeon.cli.simtraces import parse_policies, seconds
 
-    if output not in OUTPUTS:
-        raise UsageError(f"-o {output} is not one of {', '.join(OUTPUTS)}: leave it out for a table")
-    if (first is not None and first < 1) or (jobs is not None and jobs < 1):
-        raise UsageError(f"--first {first} and --jobs {jobs} must be at least 1: leave them out for all")
-    policies, slot_s, broken = parse_policies(policy), seconds(slot, "--slot"), _failures(failures)
+    require_format(output, OUTPUTS)
+    _require_positive("--first", first)
+    _require_positive("--jobs", jobs)
+    setting = Task(
+        cluster=cluster,
+        seed=seed,
+        slot_s=seconds(slot, "--slot"),
+        pauses=not no_pauses,
+        failures=_failures(failures),
+        tell=sys.stderr.isatty(),
+    )
+    policies = parse_policies(policy)
     loaded = _load(traces or [], generate or [], throughputs or [], cluster, format_name, seed, skip_bad)
-    names = _distinct([one.trace.name for one in loaded])
-    tasks = [
-        Task(
-            number=number * len(policies) + index,
-            trace=number,
-            trace_name=name,
-            policy=chosen,
-            cluster=cluster,
-            seed=seed,
-            slot_s=slot_s,
-            pauses=not no_pauses,
-            failures=broken,
-            save=str(save / _file(name, chosen)) if save else None,
-            tell=sys.stderr.isatty(),
-        )
-        for number, name in enumerate(names)
-        for index, chosen in enumerate(policies)
-    ]
-    specs = [one.trace.jobs[:first] for one in loaded]
+    names, specs = _distinct([one.trace.name for one in loaded]), [one.trace.jobs[:first] for one in loaded]
     notes = [f"{name}: {note}" for name, one in zip(names, loaded, strict=True) for note in one.notes]
+    tasks = _tasks(setting, names, policies, save)
     if output != "json":
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
     with _bars(tasks, [len(some) for some in specs]) as tell:
         done = run_all(tasks, specs, processes=jobs or _cores(), tell=tell)
+    _show(done, specs, notes, output)
+    _conclude(done, save)
+
+
+def _require_positive(option: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise UsageError(f"{option} {value} must be at least 1: leave it out for as many as there are")
+
+
+def _tasks(setting: "Task", names: Sequence[str], policies: Sequence[str], save: Path | None) -> "list[Task]":
+    """Every trace under every policy; where results are kept must be possible before hours are spent on them."""
+    if save is not None:
+        try:
+            save.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--save {save} cannot be made ({error.strerror}): name another folder") from error
+    return [
+        replace(
+            setting,
+            number=number * len(policies) + index,
+            trace=number,
+            trace_name=name,
+            policy=chosen,
+            save=str(save / _file(name, chosen)) if save else None,
+        )
+        for number, name in enumerate(names)
+        for index, chosen in enumerate(policies)
+    ]
+
+
+def _show(done: "Sequence[Done]", specs: "Sequence[Jobs]", notes: Sequence[str], output: str) -> None:
+    from melodeon.cli import simtable
+
     if output == "json":
         simtable.print_as_json(done, notes)
     elif output == "csv":
         simtable.print_as_csv(done)
     else:
-        about = f"on {cluster}, seed {seed}, " + (f"a decision every {slot_s:g} s at most" if slot_s else "no slots")
-        titles = [f"{name}: {len(some):,} jobs {about}" for name, some in zip(names, specs, strict=True)]
-        simtable.print_tables(done, titles)
+        simtable.print_tables(done, [len(some) for some in specs])
+
+
+def _conclude(done: "Sequence[Done]", save: Path | None) -> None:
+    """Say what was kept, and fail if a simulation did."""
     if save:
         kept = sum(one.problem is None for one in done)
         print(f"kept {kept} result file{'' if kept == 1 else 's'} in {save}", file=sys.stderr)
     bad = [one for one in done if one.problem is not None]
     if bad:
-        error = MelodeonError(
-            bad[0].problem or "" if len(bad) == 1 else f"{bad[0].problem} ({len(bad) - 1} more failed)"
-        )
+        more = f" ({len(bad) - 1} more failed)" if len(bad) > 1 else ""
+        error = MelodeonError(f"{bad[0].problem}{more}")
         error.exit_code = bad[0].exit_code
         raise error
 
@@ -133,13 +168,22 @@ def _failures(text: str | None) -> tuple[float, float] | None:
         raise UsageError(
             f"--failures {text} needs two times, until a node fails and until it is repaired: write 30d,2h"
         )
-    return seconds(up, "--failures"), seconds(repair, "--failures")
+    found = seconds(up, "--failures"), seconds(repair, "--failures")
+    if not all(found):
+        raise UsageError(f"--failures {text} must be two times above 0, as 30d,2h: leave it out where no node fails")
+    return found
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Names of traces without their endings, numbered where two are alike."""
     stems = [re.sub(r"(\.csv|\.json|\.jsonl|\.trace|\.gz)+$", "", name) or name for name in names]
-    return [f"{stem}-{index + 1}" if stems.count(stem) > 1 else stem for index, stem in enumerate(stems)]
+    made: list[str] = []
+    for index, stem in enumerate(stems):
+        name = f"{stem}-{index + 1}" if stems.count(stem) > 1 else stem
+        while name in made or (name != stem and name in stems):
+            name += "+"
+        made.append(name)
+    return made
 
 
 def _file(trace: str, policy: str) -> str:

@@ -4,6 +4,7 @@ A task goes to a worker process and comes back as figures over a pipe; the recor
 worker itself. A worker that dies is noticed by its pipe; on Ctrl-C all are ended.
 """
 
+import contextlib
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
@@ -27,11 +28,11 @@ PARTS = 50
 class Task:
     """One trace under one policy."""
 
-    number: int
-    trace: int
+    number: int = 0
+    trace: int = 0
     """Which of the traces."""
-    trace_name: str
-    policy: str
+    trace_name: str = ""
+    policy: str = ""
     cluster: str
     seed: int
     slot_s: float
@@ -62,10 +63,10 @@ Tell = Callable[[Task, int], None]
 def run_all(tasks: Sequence[Task], traces: Sequence[Jobs], *, processes: int, tell: Tell) -> list[Done]:
     """Every task's figures, in order."""
     processes = min(processes, len(tasks))
-    if processes <= 1:
-        return [simulate(task, traces[task.trace], tell) for task in tasks]
     desk = _Desk(tasks, traces, tell)
     try:
+        if processes <= 1:
+            return [simulate(task, traces[task.trace], tell) for task in tasks]
         for _ in range(processes):
             desk.hire()
         return desk.finish()
@@ -166,7 +167,8 @@ class _Desk:
         # A trace goes to each process once; it is the largest part of a task.
         fresh = task.trace not in self._seen[ours]
         self._seen[ours].add(task.trace)
-        ours.send((task, tuple(self._traces[task.trace]) if fresh else None))
+        with contextlib.suppress(ConnectionError):  # it has died meanwhile, which is heard like any other death
+            ours.send((task, tuple(self._traces[task.trace]) if fresh else None))
 
     def _hear(self, ours: Connection) -> None:
         task = self._busy[ours]
@@ -174,10 +176,10 @@ class _Desk:
             said = ours.recv()
         except (EOFError, ConnectionError):
             process = self._workers.pop(ours)
+            ours.close()
             process.join()
-            problem = (
-                f"the process of {task.policy} on {task.trace_name} ended with {process.exitcode}: is memory short?"
-            )
+            hint = "is memory short?" if process.exitcode == -signal.SIGKILL else "its own words stand above"
+            problem = f"the process of {task.policy} on {task.trace_name} ended with {process.exitcode}: {hint}"
             self._done[task.number] = Done(task, problem=problem, exit_code=1)
             self._busy.pop(ours)
             if self._waiting:

@@ -4,8 +4,8 @@ import csv
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from melodeon.cli.output import WIDTH, print_json
-from melodeon.cli.simruns import Done
+from melodeon.cli.output import columns, print_json
+from melodeon.cli.simruns import Done, Task
 
 Values = dict[str, int | float | None]
 Column = tuple[str, Callable[[Values], str]]
@@ -76,32 +76,26 @@ TABLES: tuple[tuple[Column, ...], ...] = (
 """Three narrow tables, since all figures in one would not fit."""
 
 
-def print_tables(done: Sequence[Done], titles: Sequence[str]) -> None:
-    """Tables for every trace."""
+def print_tables(done: Sequence[Done], num_jobs: Sequence[int]) -> None:
+    """Tables for every trace, given how many jobs each has."""
     shown = False
-    for number, title in enumerate(titles):
+    for number, count in enumerate(num_jobs):
         mine = [one for one in done if one.task.trace == number and one.problem is None]
         if not mine:
             continue
+        title = _title(mine[0].task, count)
         print(f"\n{title}" if shown else title)
         shown = True
-        for columns in TABLES:
-            rows = [["policy", *(name for name, _ in columns)]]
-            rows += [[one.task.policy, *(cell(one.values) for _, cell in columns)] for one in mine]
+        for table in TABLES:
+            rows = [["policy", *(name for name, _ in table)]]
+            rows += [[one.task.policy, *(cell(one.values) for _, cell in table)] for one in mine]
             print()
-            print("\n".join(lines(rows)))
+            print("\n".join(columns(rows, gives_way=0, numbers=range(1, len(rows[0])))))
 
 
-def lines(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
-    """Columns of text, the first to the left and cut where lines would be too long, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    others = sum(widths[1:]) + 2 * (len(widths) - 1)
-    widths[0] = min(widths[0], width - others)
-    made: list[str] = []
-    for first, *rest in rows:
-        name = first if len(first) <= widths[0] else first[: widths[0] - 1] + "…"
-        made.append("  ".join([name.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))]))
-    return made
+def _title(task: Task, num_jobs: int) -> str:
+    slots = f"a decision every {task.slot_s:g} s at most" if task.slot_s else "no slots"
+    return f"{task.trace_name}: {num_jobs:,} jobs on {task.cluster}, seed {task.seed}, {slots}"
 
 
 def print_as_json(done: Iterable[Done], notes: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>s|min|h|d)?")
+LINEAR = "there are no throughput tables, so curves are linear: give some by --throughputs"
 BESIDE = "throughputs_"
 """Tables in `throughputs_TYPE` beside a trace are used without being asked for."""
 
@@ -47,7 +48,7 @@ def parse_cluster(text: str) -> Cluster:
     path, _, kind = text.partition(".csv")
     if ".csv" not in text:
         return Cluster.parse(text)
-    if kind and not kind.startswith(":"):
+    if kind and not re.fullmatch(r":\w[\w.-]*", kind):
         raise UsageError(f"cluster {text!r} cannot be read: write a spec file as FILE.csv or FILE.csv:TYPE")
     return read_cluster_spec(Path(f"{path}.csv"), *([DeviceType(kind[1:])] if kind else []))
 
@@ -157,7 +158,7 @@ def load(
     if trace.num_other:
         notes.append(f"{_rows(trace.num_other)} no job that held a device, and left out")
     if not tables.curves and not any(job.model and _bends(job.curves) for job in trace.jobs[:50]):
-        notes.append("there are no throughput tables, so curves are linear: give some by --throughputs")
+        notes.append(LINEAR)
     return Loaded(_usable(_from_zero(trace), cluster, notes), tuple(notes))
 
 
@@ -167,9 +168,7 @@ def draw(text: str, given: Sequence[str], cluster: Cluster, *, seed: int) -> Loa
 
     tables, _ = read_tables(given, cluster)
     trace = generate(_spec(text, seed), tables)
-    notes = (
-        [] if tables.curves else ["there are no throughput tables, so curves are linear: give some by --throughputs"]
-    )
+    notes = [] if tables.curves else [LINEAR]
     kind, count = text.split(":")[:2]
     return Loaded(_usable(replace(trace, name=f"{kind}-{count}"), cluster, notes), tuple(notes))
 

@@ -107,7 +107,7 @@ class _Follower(threading.Thread):
         self.news, self._bell = os.pipe()
         self.left = threading.Event()
         self.latest: Mapping[str, Any] | None = None
-        self.error: MelodeonError | None = None
+        self.error: MelodeonError | OSError | None = None
         self.ended = False
 
     def run(self) -> None:
@@ -118,7 +118,7 @@ class _Follower(threading.Thread):
                 os.write(self._bell, b".")
                 if self.left.wait(DRAW_EVERY_S):
                     return
-        except MelodeonError as error:
+        except (MelodeonError, OSError) as error:
             self.error = error
         self.ended = True
         os.write(self._bell, b".")

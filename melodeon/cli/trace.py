@@ -1,7 +1,6 @@
 """`melodeon trace`: a run as a file for ui.perfetto.dev."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,9 @@ from typing import Annotated
 import typer
 
 from melodeon.cli.job import RUNS_ROOT, RunName, RunsRoot, find_folder, from_here, read_lines
-from melodeon.core.errors import MelodeonError, NotFound, UsageError
+from melodeon.cli.output import write_file
+from melodeon.core.errors import NotFound, UsageError
+from melodeon.viz.words import count
 
 
 def trace(
@@ -20,7 +21,10 @@ def trace(
     ] = None,
     runs_root: RunsRoot = RUNS_ROOT,
 ) -> None:
-    """Write a timeline of steps, pauses, views and faults that ui.perfetto.dev opens."""
+    """Draw a run's steps, pauses, views and faults for Perfetto.
+
+    Writes a file that ui.perfetto.dev opens.
+    """
     from melodeon.viz import perfetto
 
     folder = find_folder(job, runs_root)
@@ -31,30 +35,24 @@ def trace(
     )
     found = made["traceEvents"]
     if not isinstance(found, list) or not found:
-        raise UsageError(f"no event of run {folder.name} says when it was, so there is nothing to draw: run it again")
+        raise UsageError(
+            f"no event of run {folder.name} says when it was, so there is nothing to draw: only runs with agents write "
+            "times, so run it without --static, --assignment and --record-ops"
+        )
     text = json.dumps(made, allow_nan=False)
     if output == "-":
         print(text)
         return
     path = Path(output) if output else folder / "trace.json"
-    _write(path, text + "\n")
+    write_file(path, f"{text}\n".encode())
     print(f"wrote {from_here(path)}: {_summary(found)}", file=sys.stderr)
     print("next: open it at https://ui.perfetto.dev (Open trace file); nothing is sent anywhere", file=sys.stderr)
 
 
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise MelodeonError(f"{path} cannot be written ({error.strerror}): choose another file by -o FILE") from error
-
-
 def _summary(found: list[dict[str, object]]) -> str:
-    def number(category: str, phase: str, noun: str) -> str:
-        count = sum(1 for event in found if event.get("cat") == category and event["ph"] == phase)
-        return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    def number(category: str, phase: str) -> int:
+        return sum(1 for event in found if event.get("cat") == category and event["ph"] == phase)
 
     views = {str(event["name"]).partition(":")[0] for event in found if str(event["name"]).startswith("view ")}
-    return f"{len(views)} views, {number('pause', 'X', 'pause')}, {number('fault', 'i', 'fault')}"
+    figures = {"view": len(views), "pause": number("pause", "X"), "fault": number("fault", "i")}
+    return ", ".join(count(amount, noun) for noun, amount in figures.items())

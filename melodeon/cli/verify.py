@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from melodeon.backends.local import Event
+from melodeon.cli.job import RUNS_ROOT, RunsRoot
 from melodeon.cli.training import checked_launch
 from melodeon.cli.verify_progress import choose_display
 from melodeon.cli.verify_receipt import check_receipt
@@ -15,7 +16,6 @@ from melodeon.cli.verify_runs import Done, Series, finished, nothing_trained
 from melodeon.core.assignment import Assignment
 from melodeon.core.determinism import DEFAULT
 from melodeon.core.errors import MelodeonError, NotBitwise, UsageError
-from melodeon.core.launch import Launch
 from melodeon.core.verifyplan import PlannedRun, parse_counts, plan_runs
 
 DEFAULT_STEPS = 20
@@ -32,7 +32,7 @@ def verify(
     order: Annotated[str | None, typer.Option(help="tree or ddp, over the script's choice.")] = None,
     determinism: Annotated[str | None, typer.Option(help="D0, D1 (the default) or D2.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker.")] = None,
-    runs_root: Annotated[str, typer.Option(help="Where runs are kept.")] = Launch().runs_root,
+    runs_root: RunsRoot = RUNS_ROOT,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the runs' folders.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:

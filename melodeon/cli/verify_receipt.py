@@ -1,6 +1,5 @@
 """`melodeon verify --receipt`: run a script again as its receipt says, and check every entry."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import typer
 
 from melodeon.cli.batches import HISTORY_FILE, read_history
-from melodeon.cli.output import WIDTH, print_json
+from melodeon.cli.output import print_json, print_wrapped
 from melodeon.cli.training import checked_launch
 from melodeon.cli.verify_progress import choose_display
 from melodeon.cli.verify_runs import Series, nothing_trained
@@ -57,6 +56,8 @@ def check_receipt(
 
 
 def _read(path: Path) -> Receipt:
+    if path.is_dir():
+        raise NotFound(f"receipt {str(path)!r} is a folder: name the receipt.jsonl in it")
     if not path.is_file():
         raise NotFound(f"receipt {str(path)!r} is not there: it is the receipt.jsonl in a run's folder")
     # What is no UTF-8 is damaged too, and refused by its line.
@@ -86,19 +87,19 @@ def _show(
     seconds: float,
 ) -> None:
     if expected.note:
-        _say(f"note: {expected.note}")
+        print_wrapped(f"note: {expected.note}")
     for reason in reasons:
-        _say(f"definition: {reason} (there: the receipt, here: this run)")
+        print_wrapped(f"definition: {reason} (there: the receipt, here: this run)")
     if difference is None:
         where = "1 worker" if num_workers == 1 else f"{num_workers} workers"
         entries = f"{len(expected.entries)} entries, up to step {expected.entries[-1].step},"
-        _say(f"equal: all {entries} were found again on {where} in {seconds:.1f} s")
+        print_wrapped(f"equal: all {entries} were found again on {where} in {seconds:.1f} s")
         return
     confirmed = sum(entry.step < difference.step for entry in expected.entries)
-    _say("different: " + replace(difference, definition=()).sentence())
-    _say(f"{confirmed} of {len(expected.entries)} entries agree before it")
+    print_wrapped("different: " + replace(difference, definition=()).sentence())
+    print_wrapped(f"{confirmed} of {len(expected.entries)} entries agree before it")
     if not reasons:
-        _say(
+        print_wrapped(
             "the definitions agree, so the script, its arguments, its files or its data are not those of the receipt, "
             "or the receipt is not of such a run"
         )
@@ -125,7 +126,3 @@ def _show_json(
             "run_dir": run_dir,
         }
     )
-
-
-def _say(text: str) -> None:
-    print(textwrap.fill(text, WIDTH - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))

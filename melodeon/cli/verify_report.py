@@ -1,10 +1,9 @@
 """What a verification found, for people (a table of 80 columns, a verdict, what to run next) and for programs."""
 
 import shlex
-import textwrap
 from collections.abc import Sequence
 
-from melodeon.cli.output import WIDTH, print_json, print_table
+from melodeon.cli.output import print_json, print_table, print_wrapped
 from melodeon.cli.verify_runs import Done, Series
 from melodeon.core.determinism import DEFAULT
 from melodeon.core.launch import Launch
@@ -47,11 +46,11 @@ def show(
     if first is None:
         print(f"equal: {len(done)} runs have the same state after each of {len(reference.states)} steps")
     else:
-        _say("different: " + first.sentence())
+        print_wrapped("different: " + first.sentence())
         for phrase in _definition_differences(done, first):
-            _say("definition: " + phrase)
+            print_wrapped("definition: " + phrase)
         if first.step == 1 and reference.run.is_stock:
-            _say(AUGMENTATION_NOTE)
+            print_wrapped(AUGMENTATION_NOTE)
         print("next:\n  " + "\n  ".join(next_commands(series, done, first)))
     if kept:
         print("runs:\n  " + "\n  ".join(str(each.report.run_dir) for each in done))
@@ -137,7 +136,3 @@ def _definition_differences(done: Sequence[Done], first: StateDifference) -> lis
 
 def _of(done: Sequence[Done], label: str) -> Done:
     return next(each for each in done if each.run.label == label)
-
-
-def _say(text: str) -> None:
-    print(textwrap.fill(text, WIDTH - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))

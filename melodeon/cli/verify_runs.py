@@ -43,7 +43,7 @@ class Done:
 
 
 def make_stamp() -> str:
-    """What the names of one verification's runs begin with; sorts by time."""
+    """What the names of runs begin with that a command makes for itself; sorts by time."""
     return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"  # noqa: DTZ005 - read by people here
 
 

@@ -4,6 +4,7 @@
     |-- UsageError                   2  a wrong flag, argument, script or loop
     |   |-- DefinitionError          2  what defines the bits differs from what it must equal
     |   `-- MissingTorch             2  training was asked for and PyTorch is not installed
+    |-- Rejected                     3  a job was not admitted to the cluster
     |-- NotFound                     4  a named run, file or folder is not there
     |-- Unreachable                  5  a job or a store is there, but nobody answers
     |-- NotBitwise                   6  two runs that must agree do not
@@ -37,6 +38,12 @@ class MissingTorch(UsageError):
 
     def __init__(self, what: str = "training") -> None:
         super().__init__(f"{what} needs PyTorch, which is not installed here: pip install 'melodeon[train]'")
+
+
+class Rejected(MelodeonError):
+    """A job was not admitted to the cluster."""
+
+    exit_code = 3
 
 
 class NotFound(MelodeonError):

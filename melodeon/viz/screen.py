@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from melodeon.viz.timeline import Event, is_fault, pauses_of, seconds_of, whole
+from melodeon.viz.timeline import Event, is_fault, mappings, pauses_of, seconds_of, whole
 from melodeon.viz.words import count, milliseconds, number, plain, sentence
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -36,8 +36,8 @@ def screen(
     height: int = 40,
 ) -> RenderableType:
     """One picture of a job. What does not fit `height` is counted instead of shown."""
-    workers = _dicts(status.get("workers"))
-    history = _dicts(status.get("history"))
+    workers = mappings(status.get("workers"))
+    history = mappings(status.get("history"))
     news = [(event, text) for event in events if event.get("kind") != "view" and (text := sentence(event))]
     parts: list[RenderableType] = [_head(status, events, width), _pace(status, workers, samples, width)]
     if seated := [worker for worker in workers if _span(worker)]:
@@ -195,7 +195,3 @@ def _grid(width: int, *justify: str) -> Table:
     for side in justify:
         grid.add_column(justify=side, no_wrap=True)  # type: ignore[arg-type]  # the names are rich's
     return grid
-
-
-def _dicts(value: object) -> list[Mapping[str, object]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []

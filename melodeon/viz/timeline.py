@@ -107,6 +107,11 @@ def whole(value: object) -> int | None:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else None
 
 
+def mappings(value: object) -> list[Mapping[str, object]]:
+    """The objects of a JSON list; nothing where it is none."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+
+
 def pauses_of(event: Event) -> dict[int, float]:
     """Seconds that each worker waited for a view."""
     raw = event.get("pauses")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from melodeon.core.text import plain as plain
 from melodeon.viz.timeline import Event, is_fault, pauses_of, whole
 
 
@@ -33,13 +34,6 @@ def count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}" + ("" if amount == 1 else "s")
 
 
-def plain(text: object) -> str:
-    """Text of a job without what would move a terminal's cursor or colour it."""
-    return "".join(
-        char if char.isprintable() else " " if char in "\t\n\r" else "\N{REPLACEMENT CHARACTER}" for char in str(text)
-    )
-
-
 def sentence(event: Event) -> str | None:
     """An event of a live job for a person; None for those that screens show in other ways."""
     worker = event.get("worker")
@@ -61,7 +55,8 @@ def sentence(event: Event) -> str | None:
         case "profile":
             pace = event.get("steps_per_s")
             figure = f"{pace:.3g}" if isinstance(pace, int | float) else "-"
-            text = f"measured {figure} steps/s on {event.get('workers')} workers"
+            workers = whole(event.get("workers"))
+            text = f"measured {figure} steps/s on {'-' if workers is None else count(workers, 'worker')}"
         case "straggler":
             text = str(
                 event.get("text") or event.get("why") or f"worker {worker} is slower than the others{_facts(event)}"

@@ -26,7 +26,7 @@ def melodeon() -> Melodeon:
     """The command line in this process: (exit code, stdout, stderr)."""
 
     def call(*args: object) -> tuple[int, str, str]:
-        done = CliRunner().invoke(app, [*map(str, args)])
+        done = CliRunner().invoke(app, [*map(str, args)], prog_name="melodeon")
         if isinstance(done.exception, MelodeonError):  # what `main` makes of it
             return done.exception.exit_code, done.stdout, f"error: {done.exception}\n"
         if done.exception is not None and not isinstance(done.exception, SystemExit):

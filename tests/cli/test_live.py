@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from melodeon.cli.follow import ticks
+from melodeon.coord import registry
 from melodeon.coord.client import connect
-from melodeon.core.errors import NotFound
 from tests.cli.conftest import Melodeon
 
 JOB = Path(__file__).with_name("live_job.py")
@@ -24,6 +24,8 @@ JOB = Path(__file__).with_name("live_job.py")
 def launcher(place: Path) -> "Iterator[subprocess.Popen[bytes]]":
     with subprocess.Popen([sys.executable, JOB, "alive"]) as process:
         try:
+            for _ in ticks(lambda: bool(registry.entries()), process.pid, interval_s=0.05):
+                assert process.poll() is None, "the job ended before it was registered"
             yield process
         finally:
             if process.poll() is None:  # nothing of the job outlives its launcher
@@ -33,15 +35,11 @@ def launcher(place: Path) -> "Iterator[subprocess.Popen[bytes]]":
 def until(what: Callable[[dict[str, Any]], bool], within_s: float = 60.0) -> dict[str, Any]:
     """The first status that is as hoped, looked at as the job tells its events."""
     ends = time.monotonic() + within_s
-    while time.monotonic() < ends:
-        try:
-            for status in connect("alive").watch(0.2):
-                if what(status):
-                    return status
-                assert time.monotonic() < ends, status
-        except NotFound:  # not registered yet
-            select.select([], [], [], 0.1)
-    raise AssertionError("no such status in time")
+    for status in connect("alive").watch(0.2):
+        if what(status):
+            return status
+        assert time.monotonic() < ends, status
+    raise AssertionError("the job ended without such a status")
 
 
 def has(size: int) -> Callable[[dict[str, Any]], bool]:

@@ -1,9 +1,11 @@
+import contextlib
 import io
+import os
 
 import pytest
 
 from melodeon.cli import progress
-from melodeon.cli.progress import Bar, Lines, describe, format_metrics
+from melodeon.cli.progress import Bar, Lines, Quiet, describe, format_metrics
 
 
 def test_events_in_words() -> None:
@@ -14,7 +16,7 @@ def test_events_in_words() -> None:
 
 
 def test_metrics_in_words() -> None:
-    assert format_metrics({"loss": 0.123456, "n": 3}) == "loss 0.1235, n 3"
+    assert format_metrics({"step": 40, "epoch": 2, "loss": 0.123456, "n": 3}) == "loss 0.1235, n 3"
     assert format_metrics(None) == ""
 
 
@@ -25,6 +27,20 @@ def test_steps_are_thinned_out_by_time(monkeypatch: pytest.MonkeyPatch, capsys: 
     for step in (1, 2, 3):
         lines.event({"kind": "step", "step": step, "metrics": {}})
     assert capsys.readouterr().err == "melodeon: step 1\nmelodeon: step 3\n"
+
+
+def test_a_reader_of_stdout_that_leaves_keeps_stderr(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        quiet = Quiet(stdout_to_stderr=False)
+        quiet.output("stdout", b"unheard\n")
+        quiet.output("stdout", b"unheard\n")
+        quiet.output("stderr", b"what went wrong\n")
+    assert capfdbinary.readouterr().err == b"what went wrong\n"
 
 
 def test_the_bar_shows_steps_and_keeps_output_above_it(monkeypatch: pytest.MonkeyPatch) -> None:

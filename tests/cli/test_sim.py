@@ -1,6 +1,9 @@
 import csv
+import gzip
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +12,15 @@ import pytest
 
 from tests.cli.conftest import Melodeon
 
-RAW = "job_id,submission_time,duration,num_gpu\n" + "".join(
-    f"job{n},{40 * n},{200 + 50 * n},{1 << n % 3}\n" for n in range(12)
-)
+
+def row_of(n: int) -> str:
+    return f"job{n},{40 * n},{200 + 50 * n},{1 << n % 3}\n"
+
+
+RAW = "job_id,submission_time,duration,num_gpu\n" + "".join(map(row_of, range(12)))
+
+
+HEAD = RAW.partition("\n")[0] + "\n"
 
 
 @pytest.fixture
@@ -131,22 +140,72 @@ def test_options_of_policies(trace: Path, melodeon: Melodeon) -> None:
         (("small.csv", "-p", "edf,edf"), 2, "names 'edf' twice"),
         (("small.csv", "-p", "edf:widest"), 2, "options are written NAME:option=value"),
         (("small.csv", "-c", "3x"), 2, "cluster '3x' cannot be read"),
+        (("small.csv", "-c", "small.csv:"), 2, "write a spec file as FILE.csv or FILE.csv:TYPE"),
         (("small.csv", "-o", "xml"), 2, "-o xml is not one of table, json, csv"),
         (("small.csv", "--slot", "soon"), 2, "--slot soon is not a length of time"),
-        (("small.csv", "--jobs", "0"), 2, "must be at least 1"),
+        (("small.csv", "--jobs", "0"), 2, "--jobs 0 must be at least 1"),
+        (("small.csv", "--first", "0"), 2, "--first 0 must be at least 1"),
         (("small.csv", "--failures", "3d"), 2, "needs two times"),
+        (("small.csv", "--failures", "3d,0"), 2, "--failures 3d,0 must be two times above 0"),
+        (("small.csv", "--save", "small.csv"), 2, "--save small.csv cannot be made (File exists): name another folder"),
         (("small.csv", "--format", "heliox"), 2, "did you mean 'helios'?"),
         (("small.csv", "-c", "1x1:A,1x1:B", "-t", "."), 2, "does not say which type it is of"),
         (("--generate", "poison:3"), 2, "--generate poison:3 cannot be read"),
         (("--generate", "poisson:3:gap=x"), 2, "is not a length of time"),
+        (("--generate", "poisson:0"), 2, "jobs=0, gap=900, duration=3600 and spread=0.5 cannot be drawn"),
+        (("--generate", "poisson:3:best-effort=2"), 2, "best-effort=2 is a share of jobs"),
+        (("--generate", "poisson:3:tightness=2-1"), 2, "tightness=2-1 must be two numbers above 0, the lower first"),
+        ((".",), 4, ". is a folder: name a file in it"),
+        (("torn.csv.gz",), 2, "torn.csv.gz breaks off before its end"),
+        (("small.csv", "-c", "torn.csv"), 2, "torn.csv is not a text file"),
+        (("small.csv", "-t", "torn.json"), 2, "torn.json is not a text file"),
+        (("small.csv", "-t", "list.json"), 2, "list.json must be a JSON object of device types"),
+        (("quoted.csv",), 2, "quoted.csv, line 2, column '*': it is not csv"),
     ],
 )
 def test_mistakes_are_one_sentence(
     trace: Path, melodeon: Melodeon, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
+    # Long enough to break where only its reader comes by, and not where its format is found out.
+    Path("torn.csv.gz").write_bytes(gzip.compress((HEAD + "".join(map(row_of, range(20_000)))).encode())[:60_000])
+    for name in ("torn.csv", "torn.json"):
+        Path(name).write_bytes(b"\xff\xfe\x00")
+    Path("list.json").write_text("[1]")
+    Path("quoted.csv").write_text(HEAD + '"' + "x" * 200_000)
     found, out, err = melodeon("sim", *arguments)
     assert (found, out, err.count("\n")) == (code, "", 1)
     assert said in err
+
+
+def test_traces_of_one_name_are_told_apart(trace: Path, place: Path, melodeon: Melodeon) -> None:
+    (place / "other").mkdir()
+    again, numbered = place / "other" / "small.csv", place / "small-1.csv"
+    for copy in (again, numbered):
+        copy.write_text(RAW)
+    out = melodeon("sim", trace, again, numbered, "-p", "fifo", "-o", "json", "-j", 1, "--save", "kept")[1]
+    names = [row["trace"] for row in json.loads(out)["results"]]
+    assert len(set(names)) == len(list((place / "kept").iterdir())) == 3, names
+
+
+def test_a_process_that_dies_costs_its_own_figures_only(place: Path) -> None:
+    from melodeon.cli.simruns import Task, _Desk
+    from melodeon.cli.simtraces import draw, parse_cluster
+
+    jobs = draw("poisson:10", [], parse_cluster("1x4"), seed=1).trace.jobs
+    tasks = [
+        Task(number=n, trace_name="x", policy=p, cluster="1x4", seed=1, slot_s=60.0)
+        for n, p in enumerate(("fifo", "edf"))
+    ]
+    desk = _Desk(tasks, [jobs], lambda *_: None)
+    try:
+        desk.hire()
+        (process,) = desk._workers.values()
+        os.kill(process.pid or 0, signal.SIGKILL)
+        died, other = desk.finish()
+    finally:
+        desk.close()
+    assert (died.problem or "").startswith("the process of fifo on x ended with -9")
+    assert (other.problem, other.values["num_jobs"]) == (None, 10)
 
 
 def test_a_simulation_imports_neither_torch_nor_numpy(trace: Path) -> None:

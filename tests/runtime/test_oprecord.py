@@ -378,7 +378,7 @@ def test_without_operators_states_or_receipts_give_the_step(tmp_path: Path, name
         (tmp_path / folder / name).write_text("".join(lines))
     found, text = diff(tmp_path / "a", tmp_path / "b")
     assert found == code
-    assert ("melodeon run --record-ops --steps 2 train.py --fast" in text) == (code == 6)
+    assert ("melodeon run --record-ops --no-resume --steps 2 train.py --fast" in text) == (code == 6)
     assert json.loads(diff(tmp_path / "a", tmp_path / "b", "--json")[1])["step"] == (2 if code else None)
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from melodeon.core.cluster import Cluster, DeviceType
-from melodeon.core.errors import NotFound
+from melodeon.core.errors import MelodeonError, NotFound
 from melodeon.core.jobs import Goal
 from melodeon.sched.pollux import Pollux
 from melodeon.sim.engine import SimConfig, Simulation
@@ -93,17 +93,26 @@ def test_a_bad_row_is_named(data: Path, row: str, column: str, problem: str) -> 
     assert len(read_trace(path, NONE, skip_bad=True).bad) == 1
 
 
+def test_the_tables_are_found_from_inside_the_workloads_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write(data, "a,1,bert,1,16\n").parent)
+    assert len(read_trace(Path("workload-1.csv"), NONE).jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("validation-x.csv", "", "validation-x.csv is not named after a batch size"),
+        ("placements.csv", "placement,local_bsz,step_time,sync_time\n4a,8,1,1\n", "'4a' must be a digit a node"),
+        ("placements.csv", "placement,local_bsz,step_time,sync_time\n4,8,1,1\n", "has no step times of 1 replica"),
+    ],
+)
+def test_damaged_tables_are_named(data: Path, file: str, text: str, problem: str) -> None:
+    (data / "traces" / "bert" / file).write_text(text)
+    with pytest.raises(MelodeonError, match=problem):
+        read_application(data / "traces" / "bert")
+
+
 def test_a_workload_without_its_tables_is_refused(tmp_path: Path) -> None:
     (tmp_path / "workloads").mkdir()
     with pytest.raises(NotFound, match="needs a folder of measurements"):
         read_trace(write(tmp_path, "a,1,bert,1,16\n"), NONE)
-
-
-def test_the_philly_derivative_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "philly.csv"
-    path.write_text(
-        "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,11cb48\n"
-        "2017-10-09 06:13:03,2951.0,2,5902.0,6214e9\n2017-10-09 06:13:03,0.0,2,0.0,6214e9\n"
-    )
-    trace = read_trace(path, NONE)
-    assert [(job.requested_workers, job.duration_s) for job in trace.jobs] == [(2, 2951.0), (1, 66.0)]

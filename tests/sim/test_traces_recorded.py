@@ -109,11 +109,13 @@ def test_philly_on_one_long_line_and_gzipped(tmp_path: Path) -> None:
 
 def test_philly_as_csv(tmp_path: Path) -> None:
     rows = "2017-10-09 07:01:55,66.0,1,66.0,11cb48\n2017-10-09 06:13:03,2951.0,4,11804.0,6214e9\n"
+    rows += "2017-10-09 06:13:03,0.0,2,0.0,6214e9\n"
     trace = read_trace(write(tmp_path, PHILLY_CSV + rows), TABLES)
     assert [(job.id, job.submit_s, job.user) for job in trace.jobs] == [
         ("line3", 0.0, "6214e9"),
         ("line2", 2932.0, "11cb48"),
     ]
+    assert trace.num_other == 1, "one that never ran"
 
 
 @pytest.mark.parametrize("given", ["pai_job_table.csv", "pai_task_table.csv"])
@@ -234,6 +236,13 @@ def test_a_bad_task_takes_its_job_with_it(tmp_path: Path) -> None:
     assert [(bad.line, bad.column) for bad in trace.bad] == [(4, "start_time")]
 
 
+def test_a_list_that_is_cut_between_two_jobs_is_not_taken_for_whole(tmp_path: Path) -> None:
+    whole = json.dumps(PHILLY)
+    cut = whole[: whole.index('{"status"', 5)]
+    with pytest.raises(BadCell, match="the list of jobs breaks off after this one"):
+        read_trace(write(tmp_path, cut, "cluster_job_log"), TABLES, skip_bad=True)
+
+
 def test_json_that_breaks_off_cannot_be_skipped(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps(PHILLY, indent=1)[:-40], "cluster_job_log")
     with pytest.raises(BadCell, match="it is not JSON"):
@@ -256,6 +265,10 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     not_gzipped = write(tmp_path, HELIOS, "trace.csv.gz")
     with pytest.raises(UsageError, match="is not a text file"):
         read_trace(not_gzipped, TABLES)
+    late = tmp_path / "late.csv"
+    late.write_bytes((HELIOS + HELIOS_ROWS * 1000).encode() + b"\xff\n")
+    with pytest.raises(UsageError, match=r"late\.csv is not a text file"):
+        read_trace(late, TABLES, skip_bad=True)
 
 
 def test_every_format_s_reader_is_there() -> None:

@@ -102,6 +102,7 @@ def test_words() -> None:
         ({"kind": "end", "outcome": "done", "text": "done after 9 steps"}, "done: done after 9 steps"),
         ({"kind": "end", "step": 9, "digest": "d"}, None),
         ({"kind": "step", "step": 3}, None),
+        ({"kind": "profile", "workers": 1, "steps_per_s": 103.8}, "measured 104 steps/s on 1 worker"),
         (
             {"kind": "view", "generation": 3, "step": 9, "pauses": {"0": 0.1}, "reason": "r"},
             "view 3 from step 9, longest pause 100 ms: r",

@@ -82,7 +82,7 @@ def read_trace(
         format_name = next((name for name, known in FORMATS.items() if known.knows(path, header)), None)
         if format_name is None:
             raise UsageError(
-                f"{path} has columns {_some(header)}, which no known format has: name one of {', '.join(FORMATS)}"
+                f"{path} has columns {_some(header)}, which no known format has: the formats are {', '.join(FORMATS)}"
             )
     elif format_name not in FORMATS:
         near = get_close_matches(format_name, FORMATS, n=1, cutoff=0.4)

@@ -80,6 +80,10 @@ def read_gavel_throughputs(path: Path) -> Throughputs:
             table = json.load(file)
         except json.JSONDecodeError as error:
             raise UsageError(f"{path}, line {error.lineno}: {error.msg}; it must be one JSON object") from error
+    if not isinstance(table, dict) or not all(isinstance(measured, dict) for measured in table.values()):
+        raise UsageError(
+            f"{path} must be a JSON object of device types, each an object of job types: it is another file"
+        )
     points: dict[tuple[str, int], dict[DeviceType, list[tuple[int, float]]]] = {}
     for name, measured in table.items():
         for key, rates in measured.items():

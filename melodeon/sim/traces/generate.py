@@ -43,12 +43,15 @@ class TraceSpec:
 
     def __post_init__(self) -> None:
         if self.num_jobs < 1 or self.mean_gap_s <= 0 or self.median_duration_s <= 0 or self.spread < 0:
-            raise UsageError(f"{self}: jobs, gap and duration must be above 0, and the spread not negative")
+            raise UsageError(
+                f"jobs={self.num_jobs}, gap={self.mean_gap_s:g}, duration={self.median_duration_s:g} and "
+                f"spread={self.spread:g} cannot be drawn: the first three must be above 0, the spread not negative"
+            )
         if not 0 <= self.best_effort <= 1:
-            raise UsageError(f"best_effort={self.best_effort} is a share of jobs: it must be between 0 and 1")
+            raise UsageError(f"best-effort={self.best_effort:g} is a share of jobs: it must be between 0 and 1")
         low, high = self.tightness
         if not 0 < low <= high:
-            raise UsageError(f"tightness={self.tightness} must be two numbers above 0, the lower first")
+            raise UsageError(f"tightness={low:g}-{high:g} must be two numbers above 0, the lower first")
 
 
 def generate(spec: TraceSpec, throughputs: Throughputs) -> Trace:

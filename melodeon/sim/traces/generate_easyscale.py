@@ -52,7 +52,10 @@ class EasyScaleWorkload:
 
     def __post_init__(self) -> None:
         if self.num_jobs < 1 or self.mean_gap_s <= 0 or self.median_run_s <= 0 or self.spread < 0:
-            raise UsageError(f"{self}: jobs, gap and run time must be above 0, and the spread not negative")
+            raise UsageError(
+                f"jobs={self.num_jobs}, gap={self.mean_gap_s:g}, run time={self.median_run_s:g} and "
+                f"spread={self.spread:g} cannot be drawn: the first three must be above 0, the spread not negative"
+            )
 
 
 def generate_easyscale(spec: EasyScaleWorkload) -> Trace:

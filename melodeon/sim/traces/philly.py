@@ -64,6 +64,8 @@ def _objects(path: Path) -> Iterator[tuple[int, object]]:
         at = _after(text, at)
         if text[at : at + 1] == ",":
             at = _after(text, at + 1)
+    if at == len(text):
+        raise BadCell(path, line, "*", "the list of jobs breaks off after this one: it must end in ]")
 
 
 def _after(text: str, at: int) -> int:

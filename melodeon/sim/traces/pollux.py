@@ -20,7 +20,7 @@ FOLDER = "traces"
 def read_pollux(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad: bool = False) -> Trace:
     """A workload, with its applications' tables from beside it; it says everything itself, so the seed is not used."""
     del seed
-    tables = path.parent.parent / FOLDER
+    tables = path.absolute().parent.parent / FOLDER
     if not tables.is_dir():
         raise NotFound(f"{tables} is not there: a Pollux workload needs a folder of measurements for each application")
     known = sorted(folder.name for folder in tables.iterdir() if folder.is_dir())

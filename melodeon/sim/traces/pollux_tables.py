@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 
 from melodeon.core.curve import Points, ScalingCurve
-from melodeon.core.errors import NotFound
+from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.goodput import Goodput
 from melodeon.sim.traces.rows import csv_rows
 
@@ -65,12 +65,15 @@ class Application:
 
 def read_application(folder: Path) -> Application:
     """Read the tables of one application."""
-    ends = sorted((int(path.stem.partition("-")[2]), _last(path)) for path in folder.glob("validation-*.csv"))
+    ends = sorted((_batch_of(path), _last(path)) for path in folder.glob("validation-*.csv"))
     if not ends:
         raise NotFound(f"{folder} has no validation-*.csv: it must hold Pollux' measurements of one application")
     by_nodes: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
     for row in csv_rows(folder / "placements.csv"):
-        nodes = [int(digit) for digit in row.text("placement")]
+        digits = row.text("placement")
+        if not (digits.isascii() and digits.isdigit()):
+            raise row.bad("placement", f"{digits!r} must be a digit a node, its replicas, like 42")
+        nodes = [int(digit) for digit in digits]
         by_nodes.setdefault((len(nodes), sum(nodes)), []).append(
             (row.whole("local_bsz", least=1), row.number("step_time", above=0), row.number("sync_time", least=0))
         )
@@ -82,9 +85,20 @@ def read_application(folder: Path) -> Application:
     tables = {key: _merged(rows) for key, rows in by_nodes.items()}
     replicas = sorted({count for _, count in tables})
     compact = {n: tables[key] for n in replicas if (key := (ceil(n / PER_NODE), n)) in tables}
+    if 1 not in compact:
+        raise NotFound(f"{folder} has no step times of 1 replica: curves start from those, so measure placement 1")
     spread = {n: tables[max(key for key in tables if key[1] == n)] for n in replicas if n in compact}
     (least, (progress, _)), (largest, (_, iterations)) = ends[0], ends[-1]
     return Application(compact, spread, least, largest, progress, _noise(least, progress, largest, iterations))
+
+
+def _batch_of(path: Path) -> int:
+    text = path.stem.partition("-")[2]
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise UsageError(
+            f"{path} is not named after a batch size: it must be validation-B.csv, such as validation-64.csv"
+        )
+    return int(text)
 
 
 def _last(path: Path) -> tuple[float, float]:

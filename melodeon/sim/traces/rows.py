@@ -6,7 +6,10 @@ bad row stops the reading or bad rows are counted and left out.
 
 import csv
 import gzip
+import io
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
@@ -104,13 +107,24 @@ class Row:
         return int(value)
 
 
-def open_text(path: Path) -> TextIO:
-    """Open a text file, gzipped or not."""
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A text file, gzipped or not; one that cannot be read to where its reader goes is refused."""
     if not path.is_file():
-        raise NotFound(f"{path} is not there: give the path of a trace file")
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        raise NotFound(
+            f"{path} is a folder: name a file in it" if path.is_dir() else f"{path} is not there: name a file"
+        )
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as raw:
+            yield io.TextIOWrapper(raw, encoding="utf-8", newline="")
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error):
+        raise UsageError(
+            f"{path} is not a text file: what is read here is csv or JSON, gzipped if its name ends in .gz"
+        ) from None
+    except EOFError:
+        raise UsageError(f"{path} breaks off before its end: unpack or fetch it again") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): check the file, and your rights to it") from error
 
 
 def csv_rows(path: Path, *, columns: Sequence[str] | None = None, delimiter: str = ",") -> Iterator[Row]:
@@ -120,20 +134,19 @@ def csv_rows(path: Path, *, columns: Sequence[str] | None = None, delimiter: str
         names = list(columns) if columns is not None else [name.strip() for name in next(reader, [])]
         if not names:
             raise UsageError(f"{path} is empty: a trace needs a header line and a row a job")
-        for values in reader:
-            if values:
-                yield Row(path, reader.line_num, dict(zip(names, values, strict=False)))
+        try:
+            for values in reader:
+                if values:
+                    yield Row(path, reader.line_num, dict(zip(names, values, strict=False)))
+        except csv.Error as error:
+            # Where a quote is never closed, nothing tells where the next row starts: this cannot be skipped.
+            raise BadCell(path, reader.line_num, "*", f"it is not csv ({error})") from None
 
 
 def head_of(path: Path, most: int = 4096) -> str:
     """How the file begins; not even its first line need end there."""
-    try:
-        with open_text(path) as file:
-            return file.read(most)
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError):
-        raise UsageError(
-            f"{path} is not a text file: a trace is csv or JSON, gzipped if its name ends in .gz"
-        ) from None
+    with open_text(path) as file:
+        return file.read(most)
 
 
 def header_of(path: Path) -> tuple[str, ...]:

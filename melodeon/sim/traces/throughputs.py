@@ -52,12 +52,15 @@ def read_throughputs(folders: Mapping[DeviceType, Path]) -> Throughputs:
     """Read one folder of tables for each device type."""
     found: dict[tuple[str, int], list[tuple[DeviceType, ScalingCurve]]] = {}
     for kind, folder in folders.items():
-        files = sorted(folder.glob("*.csv"))
+        files = sorted(path for path in folder.glob("*.csv") if path.is_file())
         if not files:
             raise NotFound(f"{folder} has no throughput tables: it must hold one csv a model")
         for path in files:
             for batch, curve in _table(csv_rows(path)):
                 found.setdefault((path.stem, batch), []).append((kind, curve))
+    if folders and not found:
+        names = ", ".join(map(str, folders.values()))
+        raise NotFound(f"the tables in {names} have no row: each needs one for every batch size that was measured")
     return Throughputs({key: tuple(curves) for key, curves in found.items()})
 
 

@@ -1,0 +1,19 @@
+"""A job's words made harmless: what a script prints must move no cursor, colour no screen and break no page."""
+
+import re
+
+ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~])")
+"""Sequences that colour a terminal, move its cursor, set its title or feed it data."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def harmless(line: str) -> str:
+    """A line of output without anything that a terminal would obey: its sequences are left out, tabs are spaces."""
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else REPLACEMENT for char in ESCAPES.sub("", line).expandtabs())
+
+
+def plain(text: object) -> str:
+    """Text for one line of a screen: line ends and tabs become spaces, all that is not printable is shown as such."""
+    return "".join(char if char.isprintable() else " " if char in "\t\n\r" else REPLACEMENT for char in str(text))
