@@ -12,7 +12,6 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import NoReturn
 
@@ -90,7 +89,7 @@ class Agent:
 
     async def _work(self) -> int:
         parts = (self._keep_lease(), self._uplink.run(), self._campaign(), self._resend(), self._farewell())
-        tasks = [asyncio.create_task(_named(part)) for part in parts]
+        tasks = [asyncio.create_task(part) for part in parts]
         orphaned = asyncio.create_task(self._orphaned.wait())
         try:
             done, _ = await asyncio.wait([*tasks, orphaned], return_when=asyncio.FIRST_COMPLETED)
@@ -131,9 +130,12 @@ class Agent:
 
     async def _enter_lease(self) -> int:
         config = self._config
-        self._lease = await self._store.grant(config.ttl_s)
+        lease = await self._store.grant(config.ttl_s)
         value = msgspec.json.encode({"host": config.host, "address": self._downlinks.address, "socket": config.socket})
-        return await self._store.put(f"{config.prefix}agents/{config.agent}", value, lease=self._lease)
+        revision = await self._store.put(f"{config.prefix}agents/{config.agent}", value, lease=lease)
+        # Only now: a lease that was refreshed without the registration would hide that this agent is not known.
+        self._lease = lease
+        return revision
 
     async def _keep_lease(self) -> None:
         while True:
@@ -275,10 +277,6 @@ def _listen(path: str) -> socket.socket:
     server.bind(path)
     Path(path).chmod(0o600)
     return server
-
-
-async def _named(part: Coroutine[None, None, None]) -> None:
-    await part
 
 
 async def _run(config: AgentConfig) -> int:

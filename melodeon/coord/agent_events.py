@@ -24,8 +24,6 @@ class Events:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._watchers: set[asyncio.StreamWriter] = set()
-        self.last_step: dict[str, object] = {}
-        """The newest step event of any worker here."""
 
     def line(self, line: Line) -> None:
         """An event that a worker sent; what is no JSON object is dropped."""
@@ -34,8 +32,6 @@ class Events:
         except ValueError:
             return
         if isinstance(event, dict):
-            if event.get("kind") == "step":
-                self.last_step = event
             self._write(line.worker, event)
 
     def record(self, record: Record) -> None:

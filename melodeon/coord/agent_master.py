@@ -60,7 +60,9 @@ class MasterRunner:
         """Be the master until the term is over (raises Fenced) or the task is cancelled."""
         failpoint("master.elected")
         master = await self._load()
-        watching = asyncio.gather(self._watch_agents(), self._miss_agents(master))
+        watching = [asyncio.create_task(part) for part in (self._watch_agents(), self._miss_agents(master))]
+        for task in watching:
+            task.add_done_callback(lambda _: self._came.set())
         try:
             outcome = master.on_tick(time.monotonic())
             values = {"agent": self._config.agent, "fence": self._fence.created}
@@ -68,12 +70,16 @@ class MasterRunner:
             outcome.dirty = True  # a term that is over already is refused here, before anybody hears of it
             wake_at = await self._settle(outcome, master)
             while True:
+                for task in watching:
+                    if task.done():
+                        task.result()  # a master that does not hear of lost agents is none
                 await self._wait(wake_at)
                 failpoint("master.event")
                 wake_at = await self._settle(self._take(master), master)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
 
     async def _load(self) -> Master:
         entry = await self._store.get(self._config.prefix + "state")
@@ -143,9 +149,10 @@ class MasterRunner:
     async def _watch_agents(self) -> None:
         """Names of agents whose lease has run out."""
         prefix = self._config.prefix + "agents/"
-        self._present = {key.removeprefix(prefix) for key in await self._store.list(prefix)}
+        listing = await self._store.list(prefix)
+        self._present = {key.removeprefix(prefix) for key in listing}
         self._listed.set()
-        async for change in follow(self._store, prefix):
+        async for change in follow(self._store, prefix, known=listing):
             agent = change.key.removeprefix(prefix)
             if change.entry is not None:
                 self._present.add(agent)

@@ -51,7 +51,6 @@ class Nursery:
         """Not sent yet."""
         self._sent: dict[int, Start] = {}
         """Sent to the present nursery, and not heard of since."""
-        self._closing = False
         self._hopeless = ""
         """Why there will be no other nursery."""
 
@@ -101,25 +100,22 @@ class Nursery:
 
     async def close(self, patience_s: float = 5.0) -> None:
         """End it, and with it the workers that it made."""
-        self._closing = True
         if self._pid is None:
             return
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._ended, gone.set)  # instead of `_died`: there is no other to start
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGTERM)
-        until = time.monotonic() + patience_s
-        loop = asyncio.get_running_loop()
-        ended = os.pidfd_open(self._pid)
-        gone = asyncio.Event()
-        loop.add_reader(ended, gone.set)
+            signal.pidfd_send_signal(self._ended, signal.SIGTERM)
         try:
-            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+            async with asyncio.timeout(patience_s):
                 await gone.wait()
         except TimeoutError:
             kill_group(self._pid)
             await gone.wait()
         finally:
-            loop.remove_reader(ended)
-            os.close(ended)
+            loop.remove_reader(self._ended)
+            os.close(self._ended)
+            self._pid = None
             if self._process is not None:
                 self._process.wait()
 
@@ -158,8 +154,6 @@ class Nursery:
         os.close(self._ended)
         code = self._process.wait() if self._process is not None else None
         self._process, self._pid, self._writer = None, None, None
-        if self._closing:
-            return
         sent, self._sent = self._sent, {}
         self._waiting |= {worker: order for worker, order in sent.items() if not is_begun(Path(order.mark))}
         if time.monotonic() - self._started_at < QUICK_S and not self._brood.pid:

@@ -11,6 +11,9 @@ import msgspec
 
 from melodeon.coord.messages import Notice, Orders, Phase, Report, Status, WorkerOrder
 
+RESEND_S = 0.5
+"""After how long a notice that the worker has not taken is sent again."""
+
 
 class Todo(msgspec.Struct, kw_only=True):
     """What the caller has to do now."""
@@ -206,6 +209,3 @@ class AgentState:
             return {}
         charge.sent, charge.sent_at = notice.number, now
         return {worker: notice}
-
-
-RESEND_S = 0.5

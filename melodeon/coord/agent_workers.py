@@ -147,16 +147,15 @@ class Workers:
         for worker in self.state.running:
             is_known = worker in self._processes or worker in brood.workers
             if not is_known and not self.nursery.is_asked_for(worker):
-                self._on_unsure(
-                    worker
-                )  # asked for by an earlier incarnation; it was begun by another nursery, or never
+                # Asked for by an earlier incarnation; it was begun by another nursery, or never.
+                self._on_unsure(worker)
 
     def _on_unsure(self, worker: int) -> None:
+        if worker in self._processes:
+            return  # its pidfd tells
         pid = read_mark(self._mark(worker))
-        if pid is None:
+        if pid is None or self._track(worker, pid) is None:
             self._do(self.state.on_worker_exit(worker, None))
-        elif worker not in self._processes:
-            self._track(worker, pid)
 
     def _on_hopeless(self, sentence: str) -> None:
         for worker in self.state.running:
@@ -295,7 +294,7 @@ class Workers:
 
 def _is_news(before: Status, now: Status) -> bool:
     """Whether more has changed than progress."""
-    same = {name: getattr(before, name) for name in ("number", "step", "busy_s", "notice")}
+    same = {name: getattr(before, name) for name in ("number", "step", "at", "busy_s", "metrics", "notice")}
     return msgspec.structs.replace(now, **same) != before
 
 

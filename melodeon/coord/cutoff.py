@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import platform
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ Spared = Callable[[socket.socket], bool]
 
 
 class _Event(ctypes.Structure):
-    _pack_ = 1
+    _pack_ = 1 if platform.machine() == "x86_64" else 0  # as the kernel has it: without gaps there, and only there
     _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
 
 
@@ -82,6 +83,8 @@ class Cutoff:
 
     def _sweep(self) -> None:
         with self._lock:
+            if self._over.is_set():
+                return  # it has healed while this one was on its way
             for fd, name in _descriptors():
                 if name.startswith("socket:") and name not in self._known and self._leads_out(fd):
                     self._sever(fd, begun=True)

@@ -143,6 +143,9 @@ class EtcdStore:
                     self._gateway.next_endpoint()
                 if failures > 1:
                     await asyncio.sleep(gateway.ROUND_PAUSE_S)
+            except gateway.GatewayError as error:
+                await news.put(gateway.refused(error))
+                return
             except StoreError as error:
                 await news.put(error)
                 return
@@ -306,7 +309,9 @@ class EtcdStore:
             raise StoreUnreachable(f"the client of etcd at {self.address} was closed")
 
     def _unreachable(self, why: str) -> StoreUnreachable:
-        return StoreUnreachable(f"no etcd at {self.address} has answered for {self._patience_s:g} s ({why})")
+        return StoreUnreachable(
+            f"no etcd at {self.address} has answered for {self._patience_s:g} s ({why}): is it running?"
+        )
 
     async def _ask(self, path: str, body: dict[str, Any], answer: type[T], deadline: float) -> T:
         self._check_open()

@@ -40,8 +40,14 @@ def folder() -> Path:
     """The registry's folder, made when missing; refused when it is somebody else's."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     root = base / f"melodeon-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    found = root.lstat()
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        found = root.lstat()
+    except OSError as error:
+        raise MelodeonError(
+            f"{root}, where running jobs are found, cannot be made ({error.strerror}): set XDG_RUNTIME_DIR to a folder "
+            "of yours"
+        ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise MelodeonError(
             f"{root} must be a folder that only you can open, and it is not: remove it, or set XDG_RUNTIME_DIR"

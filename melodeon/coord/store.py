@@ -15,7 +15,7 @@ written with a `Fence`, and the store refuses it.
     `-- StoreUnreachable       5  no answer within the deadline; a write may or may not have been applied
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol, Self
@@ -167,13 +167,14 @@ def open_store(address: str, *, token: str = "", patience_s: float = 10.0) -> St
     )
 
 
-async def follow(store: Store, prefix: str) -> AsyncGenerator[Change, None]:
+async def follow(store: Store, prefix: str, known: Mapping[str, Entry] | None = None) -> AsyncGenerator[Change, None]:
     """Everything under a prefix as changes: first what is there, then what happens, through compactions too.
 
-    After a compaction the difference between what was told and what is there is told; what came and went in between is
-    not. Good for whoever wants the newest state, not for whoever counts changes.
+    `known` is what the caller has seen already, in a listing: only what differs from it is told. After a compaction the
+    difference between what was told and what is there is told; what came and went in between is not. Good for whoever
+    wants the newest state, not for whoever counts changes.
     """
-    told: dict[str, int] = {}
+    told = {key: entry.modified for key, entry in (known or {}).items()}
     while True:
         listing = await store.list(prefix)
         for key in [key for key in told if key not in listing]:

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from melodeon.core.cluster import Cluster, Counts, DeviceType
 from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.core.plan import Placement
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """One unfinished job as it stands."""
+class JobState(msgspec.Struct, frozen=True):
+    """One unfinished job as it stands; every round makes one of each, so it is a struct, which is quick to make."""
 
     spec: JobSpec
     admitted_s: float | None = None

@@ -16,10 +16,6 @@ class Definition:
 
     values: Mapping[str, Value] = field(default_factory=dict)
 
-    def with_values(self, **more: Value) -> "Definition":
-        """The same with some facts added or replaced."""
-        return Definition({**self.values, **more})
-
     def differences(self, other: "Definition") -> list[str]:
         """One phrase a fact that differs: `threads is 1 there and 2 here`, where `other` is here."""
         names = list(dict.fromkeys([*self.values, *other.values]))

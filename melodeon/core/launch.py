@@ -83,6 +83,8 @@ class Launch:
             return None
         try:
             raw = json.loads(text)
+            if not isinstance(raw, dict):
+                raise ValueError("it is no JSON object")
             known = {f.name for f in fields(cls)}
             if unknown := sorted(set(raw) - known):
                 raise UsageError(
@@ -90,6 +92,8 @@ class Launch:
                 )
             if raw.get("counts") is not None:
                 raw["counts"] = tuple(raw["counts"])
+            if raw.get("batch_history") is not None:
+                raw["batch_history"] = tuple(tuple(entry) for entry in raw["batch_history"])
             return cls(**raw)
         except (ValueError, TypeError) as error:
             raise UsageError(

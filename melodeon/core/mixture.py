@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 
 @lru_cache(maxsize=1 << 16)
 def loads(virtual_workers: int, groups: Groups) -> tuple[int, ...]:
-    """Virtual workers on each device of each group (at most), so that all fit and the slowest device is done first.
+    """Virtual workers on each device of each group (at most), so that all fit and the slowest device is done soonest.
 
     No device can be done before `virtual_workers / sum(devices * speed)`: from there the loads are raised one by one,
     always the one that is done earliest with one more, until every virtual worker has a place.

@@ -9,7 +9,7 @@ import heapq
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -153,7 +153,7 @@ def merge(files: Sequence[Iterable[OpRecord]]) -> Iterator[OpRecord]:
     for record in heapq.merge(*files, key=lambda record: record.key):
         if held is not None and record.key == held.key:
             if record.content != held.content and held.other is None:
-                held = _with_other(held, record)
+                held = replace(held, other=record)
             continue
         if held is not None:
             yield held
@@ -284,10 +284,6 @@ _SENTENCES = {
     "ends": _ends,
     "workers": _workers,
 }
-
-
-def _with_other(record: OpRecord, other: OpRecord) -> OpRecord:
-    return OpRecord(**{name: getattr(record, name) for name in OpRecord.__slots__ if name != "other"}, other=other)
 
 
 def _record(raw: Mapping[str, Any]) -> OpRecord:

@@ -90,11 +90,6 @@ class EpochPlan:
             return dealt[: self._num_real(dealt)] or dealt
         return dealt
 
-    def num_padding(self, step: int, rank: int, factor: int = 1) -> int:
-        """How many samples of this batch are there a second time in the epoch."""
-        batch = self.positions(step, rank, factor)
-        return len(batch) - self._num_real(batch)
-
     def num_counted(self, step: int, rank: int, factor: int = 1) -> int:
         """How many samples of this batch count: all, except where `exact` keeps one only to have something to run."""
         batch = self.positions(step, rank, factor)

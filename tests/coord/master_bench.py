@@ -11,8 +11,9 @@ from melodeon.core.view import View
 class Bench:
     """Every outcome goes through JSON and is obeyed at once; `now` moves when a test says so."""
 
-    def __init__(self, slots: dict[str, int] | None = None, *, virtual_workers: int = 4, **config: object) -> None:
-        slots = slots or {"a": 4}
+    def __init__(self, agents: dict[str, int] | None = None, /, *, virtual_workers: int = 4, **config: object) -> None:
+        """`agents` have so many slots each."""
+        slots = agents or {"a": 4}
         self.virtual_workers = virtual_workers
         fields = {"job": "j", "agents": len(slots), **config}
         self.master = Master.begin(msgspec.convert(fields, JobConfig), fence=1)
@@ -125,6 +126,6 @@ class Bench:
         return self
 
 
-def job(workers: int = 2, slots: dict[str, int] | None = None, **config: object) -> Bench:
+def job(workers: int = 2, agents: dict[str, int] | None = None, /, **config: object) -> Bench:
     """A job that trains."""
-    return Bench(slots, workers=workers, **config).training()  # type: ignore[arg-type]
+    return Bench(agents, workers=workers, **config).training()  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from melodeon.coord.marks import read_marks
+from melodeon.core.errors import Unreachable
 from tests.coord.running import Running, eventually, gone
 
 
@@ -149,7 +150,8 @@ def test_a_short_stop_is_forgiven(tmp_path: Path) -> None:
         job.wait_for_view(0, 1)
         agent, before = job.agent(), job.progress()
         os.kill(agent, signal.SIGSTOP)
-        eventually(lambda: "notice" in job.log(0) and _waited(1.5))
+        with pytest.raises(Unreachable):
+            job.handle.ask("status", timeout_s=1.5)
         os.kill(agent, signal.SIGCONT)
         # Everybody's words lay unread for longer than a worker may be silent.
         eventually(lambda: job.progress() > before + 20)
@@ -158,8 +160,3 @@ def test_a_short_stop_is_forgiven(tmp_path: Path) -> None:
 
 def _workers_of(job: Running, agent: int) -> list[int]:
     return sorted(read_marks(job.folder / "agents" / f"node{agent}"))
-
-
-def _waited(seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    return bool(eventually(lambda: time.monotonic() > until))

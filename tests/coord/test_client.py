@@ -155,6 +155,17 @@ def test_the_registry_is_for_its_owner_only() -> None:
         registry.entries()
 
 
+@pytest.mark.parametrize("base", ["a-file", "nowhere"])
+def test_a_registry_that_cannot_be_made_is_told_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    (tmp_path / "a-file").mkdir()
+    (tmp_path / "a-file" / f"melodeon-{os.getuid()}").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / base))
+    with pytest.raises(MelodeonError, match=r"cannot be made .*: set XDG_RUNTIME_DIR"):
+        registry.entries()
+
+
 def test_a_file_of_another_version_is_passed_over() -> None:
     (registry.folder() / "odd.json").write_text("{}")
     registry.write(entry("mine"))

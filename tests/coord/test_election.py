@@ -9,17 +9,10 @@ import pytest
 
 from melodeon.coord.election import campaign
 from melodeon.coord.store import Entry, Fenced, follow, open_store
+from tests.coord.etcd_process import DEADLINE_S
+from tests.coord.sites import run
 
-DEADLINE_S = 20.0
 TTL_S = 1.0
-
-
-def run(scenario, site):
-    async def main():
-        async with asyncio.timeout(3 * DEADLINE_S), site() as s, s.open() as store:
-            await scenario(s, store)
-
-    asyncio.run(main())
 
 
 def test_one_of_many_candidates_wins_and_each_term_has_a_higher_number(site):
@@ -53,6 +46,7 @@ def test_a_key_that_begins_alike_is_not_the_masters(site):
         await store.put(s.key("master2"), b"another election")
         async with asyncio.timeout(DEADLINE_S):
             term = await campaign(store, s.key("master"), b"me", 30)
+        assert await store.get(s.key("master")) == Entry(b"me", term.number, term.number)
         await term.resign()
 
     run(scenario, site)
@@ -68,7 +62,7 @@ def test_a_term_outlives_its_time_to_live_by_refreshing(site):
             async with asyncio.timeout(DEADLINE_S):
                 while not ended.done():
                     await asyncio.wait({ended}, timeout=TTL_S / 2)  # the term refreshes meanwhile
-                    await s.a_little_later()
+                    s.a_little_later()
         assert not term.lost.is_set()
         await store.put(s.key("state"), b"", fence=term.fence)
         await term.resign()

@@ -1,8 +1,10 @@
 """What only the embedded store has: its door, its snapshots, its clock, its bounds."""
 
 import asyncio
+import signal
 import statistics
 import struct
+import sys
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -15,7 +17,7 @@ from melodeon.coord.embedded import EmbeddedStore
 from melodeon.coord.embedded_data import Data
 from melodeon.coord.embedded_server import EmbeddedServer
 from melodeon.coord.embedded_values import FROM_SERVER, Get, Hello, Ping, Put, Refusal, Reply, Request, Welcome
-from melodeon.coord.store import Compacted, Conflict, Entry, Fence, Fenced, LeaseLost, Refused
+from melodeon.coord.store import Compacted, Conflict, Entry, Fence, Fenced, LeaseLost, Refused, StoreUnreachable
 from melodeon.coord.wire import MAX_FRAME, FrameError, pack, read_frame
 from melodeon.core.errors import UsageError
 
@@ -130,10 +132,12 @@ def test_no_bytes_after_the_hello_stop_the_server(tmp_path_factory, frames):
         for one in frames:
             writer.write(struct.pack(">I", len(one)) + one)
         writer.write_eof()
+        assert isinstance(await read_frame(reader, FROM_SERVER), Welcome)
         while await read_frame(reader, FROM_SERVER) is not None:
             pass
         writer.close()
-        await store.put("k", b"")
+        revision = await store.put("k", b"served")
+        assert await store.get("k") == Entry(b"served", revision, revision)
 
     run(scenario, tmp_path_factory.getbasetemp())
 
@@ -299,16 +303,43 @@ def test_leases_follow_the_injected_clock(tmp_path):
     asyncio.run(main())
 
 
-def test_a_server_that_did_not_run_gives_leases_their_time_back(tmp_path):
-    async def scenario(server, store):
-        lease = await store.grant(0.2)
-        start = await store.put("k", b"", lease=lease)
-        time.sleep(0.6)  # this process stands still, as under SIGSTOP: neither the server nor its clients run
-        await store.refresh(lease)
-        async with aclosing(store.watch("k", start)) as changes:
-            assert (await anext(changes)).entry is None  # and it ends, by itself, when it is not refreshed
+HOST = """
+import asyncio, sys
+from pathlib import Path
+from melodeon.coord.embedded_server import EmbeddedServer
 
-    run(scenario, tmp_path)
+async def main():
+    async with EmbeddedServer() as server:
+        print(await server.listen_unix(Path(sys.argv[1])), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_that_did_not_run_gives_leases_their_time_back(tmp_path):
+    async def main():
+        host = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", HOST, str(tmp_path / "s")), stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            address = (await host.stdout.readline()).decode().strip()
+            async with EmbeddedStore(address) as store, EmbeddedStore(address, patience_s=1.0) as hasty:
+                lease = await store.grant(0.5)
+                start = await store.put("k", b"", lease=lease)
+                host.send_signal(signal.SIGSTOP)
+                with pytest.raises(StoreUnreachable):
+                    await hasty.get("k")  # nobody could refresh for longer than the lease
+                host.send_signal(signal.SIGCONT)
+                assert await store.get("k") is not None
+                await store.refresh(lease)
+                async with aclosing(store.watch("k", start)) as changes:
+                    assert (await anext(changes)).entry is None  # and it ends, by itself, when it is not refreshed
+        finally:
+            host.kill()
+            await host.wait()
+
+    asyncio.run(main())
 
 
 def test_a_put_over_a_unix_socket_takes_less_than_a_millisecond(tmp_path):

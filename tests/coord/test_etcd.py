@@ -8,8 +8,7 @@ import pytest
 from melodeon.coord.etcd import MARKERS, EtcdStore
 from melodeon.coord.etcd_gateway import Gateway, Range, endpoints_of
 from melodeon.coord.store import Conflict, Refused, StoreUnreachable
-
-DEADLINE_S = 20.0
+from tests.coord.etcd_process import DEADLINE_S
 
 
 async def markers(url: str) -> list[str]:
@@ -68,7 +67,7 @@ def test_writes_and_watches_go_on_while_members_die_and_come_back(etcd_cluster):
                 if number in (8, 15, 22):
                     member = next(member for member in etcd_cluster.members if member.process is None)
                     member.start()
-                    await member.until_healthy()
+                    await member.until_ready()
             await watching
         assert seen == [str(number).encode() for number in range(30)]
 
@@ -107,5 +106,21 @@ def test_what_etcd_does_not_take_is_refused_with_its_reason(etcd_member):
             with pytest.raises(Refused, match="larger than max"):
                 await store.put("large", bytes(4 << 20))
             await store.put("small", b"")
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_is_refused_ends_with_the_reason():
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async def main():
+        other = await asyncio.start_server(answer, "127.0.0.1", 0)  # something else than etcd
+        address = f"etcd://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+        async with asyncio.timeout(DEADLINE_S), other, EtcdStore(address) as store:
+            with pytest.raises(Refused, match="HTTP 404"):
+                await anext(store.watch("k", 1))
 
     asyncio.run(main())

@@ -103,3 +103,18 @@ def test_a_cut_is_silent_and_heals_without_a_loss() -> None:
             calling.close()
 
     asyncio.run(go())
+
+
+def test_a_look_for_new_sockets_that_comes_after_the_cut_has_healed_does_nothing() -> None:
+    async def go() -> None:
+        async with echo() as port:
+            cutoff = Cutoff()
+            cutoff.begin()
+            cutoff.heal()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            cutoff._sweep()  # as by the thread that had set out before
+            writer.write(b"after")
+            assert await hear(reader) == b"echo after"
+            writer.close()
+
+    asyncio.run(go())

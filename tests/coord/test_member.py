@@ -101,8 +101,8 @@ def test_a_group_that_a_newer_view_has_made_useless_is_not_armed() -> None:
     assert not one.prepare(2)
 
 
-def test_a_checkpoint_is_due_once() -> None:
+def test_the_newest_checkpoint_is_the_one_that_is_asked_for() -> None:
     one = member()
     one.on_notice(Notice(number=2, checkpoint=3))
-    assert one.checkpoint_due(2)
-    assert not one.checkpoint_due(3)
+    one.on_notice(Notice(number=3, checkpoint=2))
+    assert one.checkpoint == 3

@@ -36,3 +36,4 @@ def test_proportional() -> None:
     assert counts_from_weights(12, [2.0, 1.0, 1.0]) == (6, 3, 3)
     assert counts_from_weights(8, [100.0, 1.0, 1.0]) == (6, 1, 1)
     assert counts_from_weights(8, [3.0, 0.0, 1.0]) == (4, 3, 1)  # unknown: as the median of the known
+    assert counts_from_weights(6, [3.0, 0.1, 0.1, 2.0]) == (2, 1, 1, 2)  # the slow ones must have one: others give

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 import struct
-import threading
 
 import msgspec
 import pytest
@@ -12,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melodeon.coord import wire
-from melodeon.coord.messages import Answer, Ask, Message, Notice, Orders, Phase, Report, Status, WorkerOrder
+from melodeon.coord.lines import Spoken
+from melodeon.coord.messages import Answer, Ask, Notice, Orders, Phase, Report, Status, WorkerOrder
 from melodeon.core.view import Seat, View
 
 VIEW = View(
@@ -24,7 +24,8 @@ VIEW = View(
     leaving=(2,),
 )
 STATUS = Status(worker=1, pid=2, number=3, phase=Phase.MEMBER, busy_s=(0.5, 0.25), factor=2)
-MESSAGES: list[Message] = [
+DECODER = msgspec.msgpack.Decoder(Spoken)
+MESSAGES = [
     STATUS,
     Notice(number=1, view=VIEW),
     Orders(fence=7, number=2, agent="a", workers=(WorkerOrder(worker=1, slot=0, notice=Notice(number=1, view=VIEW)),)),
@@ -45,24 +46,15 @@ def test_every_message_crosses_a_real_connection_both_ways():
     async def main():
         near, far = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=near)
-        with far:
-            blocking = wire.FrameSocket(far, wire.MESSAGES)
-
-            def echo():
-                while (message := blocking.read_frame(20)) is not None:
-                    blocking.write_frame(message, 20)
-                blocking.close()
-
-            thread = threading.Thread(target=echo)
-            thread.start()
-            for message in MESSAGES:
-                await wire.write_frame(writer, message)
-                assert await wire.read_frame(reader) == message
-            writer.write_eof()
-            assert await wire.read_frame(reader) is None
-            await asyncio.to_thread(thread.join, 20)
-            writer.close()
-            await writer.wait_closed()
+        far_reader, far_writer = await asyncio.open_connection(sock=far)
+        for message in MESSAGES:
+            writer.write(wire.pack(message))
+            far_writer.write(wire.pack(await wire.read_frame(far_reader, DECODER)))
+            assert await wire.read_frame(reader, DECODER) == message
+        far_writer.close()
+        assert await wire.read_frame(reader, DECODER) is None
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), far_writer.wait_closed())
 
     asyncio.run(main())
 
@@ -70,89 +62,58 @@ def test_every_message_crosses_a_real_connection_both_ways():
 @given(st.lists(st.sampled_from(MESSAGES), max_size=6), st.lists(st.integers(1, 200), max_size=30))
 def test_bytes_may_arrive_in_any_pieces(messages, sizes):
     data = b"".join(wire.pack(message) for message in messages)
-    frames, found = wire.Frames(wire.MESSAGES), []
+    frames, found = wire.Frames(DECODER), []
     for size in [*sizes, len(data)]:
         found += frames.feed(data[:size])
         data = data[size:]
     assert found == messages
-    assert not frames.inside
 
 
-@given(st.binary(max_size=40))
-def test_any_bytes_give_messages_or_a_frame_error(data):
+@given(st.lists(st.sampled_from(MESSAGES), max_size=2), st.binary(max_size=40))
+def test_after_any_bytes_both_readers_have_found_the_same(messages, noise):
+    data = b"".join(wire.pack(message) for message in messages) + noise
+    by_stream, by_pieces, frames = [], [], wire.Frames(DECODER)
+
     async def read():
         reader = await streams(data)
-        while await wire.read_frame(reader) is not None:
-            pass
+        while (message := await wire.read_frame(reader, DECODER)) is not None:
+            by_stream.append(message)
 
     with contextlib.suppress(wire.FrameError, ConnectionError):
         asyncio.run(read())
     with contextlib.suppress(wire.FrameError):
-        wire.Frames(wire.MESSAGES).feed(data)
+        for byte in data:
+            by_pieces += frames.feed(bytes([byte]))
+    assert by_stream == by_pieces
+    assert by_stream[: len(messages)] == messages
 
 
 def test_a_length_over_the_limit_is_refused_before_anything_is_read():
     async def main():
         reader = await streams(struct.pack(">I", wire.MAX_FRAME + 1))
         with pytest.raises(wire.FrameError, match=f"{wire.MAX_FRAME + 1} bytes: at most {wire.MAX_FRAME}"):
-            await wire.read_frame(reader)
+            await wire.read_frame(reader, DECODER)
 
     asyncio.run(main())
     with pytest.raises(wire.FrameError, match="at most"):
-        wire.Frames(wire.MESSAGES).feed(b"GET / HTTP/1.1\r\n")
+        wire.Frames(DECODER).feed(b"GET / HTTP/1.1\r\n")
     with pytest.raises(wire.FrameError, match="send less"):
         wire.pack(Answer(id="1", ok=True, text="x" * (wire.MAX_FRAME + 1)))
 
 
 def test_the_longest_document_passes():
-    near, far = socket.socketpair()
-    with near, far:
-        text = "x" * (wire.MAX_FRAME - 100)
-        sender = threading.Thread(target=wire.send, args=(near, Answer(id="1", ok=True, text=text)))
-        sender.start()
-        answer = wire.FrameSocket(far, wire.MESSAGES).read_frame(20)
-        sender.join(20)
-    assert isinstance(answer, Answer)
-    assert answer.text == text
+    longest = Answer(id="1", ok=True, text="x" * (wire.MAX_FRAME - 100))
+    assert wire.Frames(DECODER).feed(wire.pack(longest)) == [longest]
 
 
 @pytest.mark.parametrize("length", [2, 10])
 def test_an_end_inside_a_frame_is_no_end_between_frames(length):
-    cut = wire.pack(STATUS)[:length]
-
     async def main():
         with pytest.raises(ConnectionError, match="ended"):
-            await wire.read_frame(await streams(cut))
-        assert await wire.read_frame(await streams(b"")) is None
+            await wire.read_frame(await streams(wire.pack(STATUS)[:length]), DECODER)
+        assert await wire.read_frame(await streams(b""), DECODER) is None
 
     asyncio.run(main())
-    near, far = socket.socketpair()
-    with near, far:
-        near.sendall(cut)
-        near.close()
-        with pytest.raises(ConnectionError, match="inside a frame"):
-            wire.FrameSocket(far, wire.MESSAGES).read_frame(20)
-
-
-def test_a_read_that_times_out_loses_nothing():
-    near, far = socket.socketpair()
-    with near, far:
-        reader = wire.FrameSocket(far, wire.MESSAGES)
-        data = wire.pack(STATUS) + wire.pack(MESSAGES[1])
-        near.sendall(data[:7])
-        with pytest.raises(TimeoutError):
-            reader.read_frame(0)
-        near.sendall(data[7:])
-        assert reader.read_frame(20) == STATUS
-        assert reader.read_frame(0) == MESSAGES[1]
-        with pytest.raises(TimeoutError):
-            reader.read_frame(0)
-
-
-def test_a_write_to_somebody_who_does_not_read_times_out():
-    near, far = socket.socketpair()
-    with near, far, pytest.raises(TimeoutError):
-        wire.FrameSocket(near, wire.MESSAGES).write_frame(Answer(id="1", ok=True, text="x" * (8 << 20)), 0.05)
 
 
 def test_other_kinds_of_documents_have_their_own_decoder():

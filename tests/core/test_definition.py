@@ -7,11 +7,5 @@ def test_equal_definitions_have_no_differences() -> None:
 
 def test_differences_name_the_fact_and_both_sides() -> None:
     there = Definition({"threads": 1, "order": "tree"})
-    here = there.with_values(threads=2, seed=0)
+    here = Definition({"threads": 2, "order": "tree", "seed": 0})
     assert there.differences(here) == ["threads is 1 there and 2 here", "seed is None there and 0 here"]
-
-
-def test_with_values_leaves_the_original_alone() -> None:
-    original = Definition({"threads": 1})
-    original.with_values(threads=2)
-    assert original.values == {"threads": 1}

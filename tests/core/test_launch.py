@@ -17,6 +17,7 @@ from melodeon.core.launch import VARIABLE, Launch
         run_dir=st.none() | st.text(),
         threads=st.none() | st.integers(1, 8),
         record_ops=st.booleans(),
+        batch_history=st.none() | st.lists(st.tuples(st.integers(0, 99), st.integers(1, 8))).map(tuple),
     )
 )
 def test_it_goes_through_the_environment_unchanged(launch: Launch) -> None:
@@ -27,7 +28,7 @@ def test_without_the_variable_there_is_no_launch() -> None:
     assert Launch.from_env({"PATH": "/bin"}) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "[1]", '"x"', "7"])
 def test_what_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=VARIABLE):
         Launch.from_env({VARIABLE: text})

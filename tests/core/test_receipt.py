@@ -125,7 +125,7 @@ def test_compare_names_the_first_step_that_is_not_confirmed() -> None:
 
 
 def test_a_difference_of_definitions_is_given_as_the_reason() -> None:
-    other = DEFINITION.with_values(threads=2)
+    other = Definition({**DEFINITION.values, "threads": 2})
     assert receipt.compare(parsed({1: 1}), parsed({1: 1}, other)) is None
     difference = receipt.compare(parsed({1: 1}), parsed({1: 2}, other))
     assert difference is not None

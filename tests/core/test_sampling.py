@@ -66,7 +66,7 @@ def test_exact_counts_each_sample_once(num_samples, virtual_workers, batch_size)
         for rank in range(virtual_workers):
             batch = plan.positions(step, rank)
             assert 1 <= len(batch) <= batch_size
-            assert plan.num_counted(step, rank) + plan.num_padding(step, rank) == len(batch)
+            assert plan.num_counted(step, rank) == len([at for at in batch if at < num_samples])
             seen.extend(batch[: plan.num_counted(step, rank)])
     assert sorted(seen) == list(range(num_samples))
 
@@ -97,7 +97,7 @@ def test_stock_plans_weigh_every_batch_the_same(uneven):
 def test_padding_stays_with_weight_zero_where_a_batch_would_be_empty():
     plan = EpochPlan(5, 4, 1, "exact")
     assert [list(plan.positions(1, rank)) for rank in range(4)] == [[4], [5], [6], [7]]
-    assert [plan.num_padding(1, rank) for rank in range(4)] == [0, 1, 1, 1]
+    assert [plan.num_counted(1, rank) for rank in range(4)] == [1, 0, 0, 0]
     assert [plan.weight(1, rank) for rank in range(4)] == [4.0, 0.0, 0.0, 0.0]
 
 
@@ -175,4 +175,4 @@ def test_a_constant_factor_deals_as_so_many_more_ranks_do(
         for rank in range(3 * factor):
             assert plan.positions(step * factor, rank, factor) == wide.positions(step, rank)
             assert plan.weight(step * factor, rank, factor) == wide.weight(step, rank)
-            assert plan.num_padding(step * factor, rank, factor) == wide.num_padding(step, rank)
+            assert plan.num_counted(step * factor, rank, factor) == wide.num_counted(step, rank)

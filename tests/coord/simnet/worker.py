@@ -206,7 +206,7 @@ class Worker(Node):
         if self.pause_s == 0.0:
             self.pause_s = max(1e-6, world.clock.now - self.last_commit)
         self.last_commit = world.clock.now
-        if self.member.checkpoint_due(self.written) and group.view.rank_of(self.worker) == 0:
+        if self.member.checkpoint > self.written and group.view.rank_of(self.worker) == 0:
             self.written = self.member.checkpoint
             world.checkpoint = max(world.checkpoint, (self.step, self.digest))
         if step >= world.plan.steps or any(stop for _, _, stop, _ in shared.values()):

@@ -1,0 +1,221 @@
+"""Parts of an agent, each around real files, processes and a real store, when something goes at the worst moment."""
+
+import asyncio
+import json
+import socket
+import subprocess
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from melodeon.coord import agent_workers, wire
+from melodeon.coord.agent import Agent
+from melodeon.coord.agent_config import AgentConfig
+from melodeon.coord.agent_events import Events
+from melodeon.coord.agent_master import MasterRunner
+from melodeon.coord.agent_nursery import Nursery
+from melodeon.coord.agent_state import AgentState
+from melodeon.coord.agent_workers import Workers
+from melodeon.coord.embedded import EmbeddedStore
+from melodeon.coord.embedded_server import EmbeddedServer
+from melodeon.coord.lines import Line
+from melodeon.coord.marks import read_mark, write_mark
+from melodeon.coord.master_state import JobConfig
+from melodeon.coord.messages import Phase, Report
+from melodeon.coord.store import Change, Fence, Fenced, Listing, Refused, StoreUnreachable
+
+LINES = msgspec.msgpack.Decoder(Line)
+
+
+class Troubled(EmbeddedStore):
+    """A store that does one thing wrong when a test says so."""
+
+    ending = 0
+    """This lease ends right after the next listing."""
+    lost_puts = 0
+    """So many writes are not answered."""
+    refuses_watches = False
+
+    async def list(self, prefix: str) -> Listing:
+        listing = await super().list(prefix)
+        lease, self.ending = self.ending, 0
+        if lease:
+            await self.revoke(lease)
+        return listing
+
+    async def put(self, key: str, value: bytes, **conditions: object) -> int:
+        if self.lost_puts:
+            self.lost_puts -= 1
+            raise StoreUnreachable("nobody has answered")
+        return await super().put(key, value, **conditions)  # type: ignore[arg-type]
+
+    async def watch(self, prefix: str, after: int) -> AsyncGenerator[Change, None]:
+        if self.refuses_watches:
+            raise Refused("no watches here")
+        async with aclosing(super().watch(prefix, after)) as changes:
+            async for change in changes:
+                yield change
+
+
+@asynccontextmanager
+async def a_store(folder: Path) -> AsyncIterator[Troubled]:
+    async with (
+        asyncio.timeout(20),
+        EmbeddedServer() as server,
+        Troubled(await server.listen_unix(folder / "s")) as store,
+    ):
+        yield store
+
+
+def make_config(folder: Path) -> AgentConfig:
+    config = AgentConfig(
+        job="j",
+        agent="a",
+        host="h",
+        slots=1,
+        run_dir=str(folder),
+        socket=str(folder / "a.sock"),
+        store="",
+        argv=(),
+        job_config=JobConfig(job="j"),
+        ttl_s=0.6,
+    )
+    config.node_dir.mkdir(parents=True)
+    return config
+
+
+async def make_runner(config: AgentConfig, store: Troubled, events: Events) -> MasterRunner:
+    fence = Fence(config.prefix + "master", await store.put(config.prefix + "master", b""))
+    return MasterRunner(config, store, fence, events, lambda _agent, _orders: None)
+
+
+# -- the master's term --
+
+
+def test_an_agent_that_is_lost_between_two_looks_at_the_list_is_missed(tmp_path: Path) -> None:
+    async def main() -> None:
+        config, events = make_config(tmp_path), Events(tmp_path / "events.jsonl")
+        near, far = socket.socketpair()
+        reader, listener = await asyncio.open_connection(sock=near)
+        _, writer = await asyncio.open_connection(sock=far)
+        events.watch(writer)
+        async with a_store(tmp_path) as store:
+            lease = await store.grant(60)
+            await store.put(config.prefix + "agents/b", b"", lease=lease)
+            runner = await make_runner(config, store, events)
+            runner.on_report(Report(agent="b", incarnation="1", number=1, host="h", slots=1))
+            store.ending = lease
+            running = asyncio.create_task(runner.run())
+            kinds = []
+            while "agent_lost" not in kinds:
+                line = await wire.read_frame(reader, LINES)
+                assert line is not None
+                kinds.append(json.loads(line.text)["kind"])
+            assert kinds[:2] == ["master", "agent_joined"]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        for end in (listener, writer):
+            end.close()
+            await end.wait_closed()
+        events.close()
+
+    asyncio.run(main())
+
+
+def test_a_master_that_cannot_watch_its_agents_gives_its_term_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        config, events = make_config(tmp_path), Events(tmp_path / "events.jsonl")
+        async with a_store(tmp_path) as store:
+            store.refuses_watches = True
+            with pytest.raises(Refused, match="no watches"):
+                await (await make_runner(config, store, events)).run()
+            assert not [task for task in asyncio.all_tasks() if "MasterRunner" in repr(task)]
+        events.close()
+
+    asyncio.run(main())
+
+
+def test_a_master_whose_term_is_over_says_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        config, events = make_config(tmp_path), Events(tmp_path / "events.jsonl")
+        async with a_store(tmp_path) as store:
+            runner = await make_runner(config, store, events)
+            await store.delete(config.prefix + "master")
+            with pytest.raises(Fenced):
+                await runner.run()
+        events.close()
+
+    asyncio.run(main())
+    assert (tmp_path / "events.jsonl").read_text() == ""
+
+
+# -- being known --
+
+
+def test_an_agent_whose_lease_ended_registers_again_though_the_first_try_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = make_config(tmp_path)
+        async with a_store(tmp_path) as store:
+            agent = Agent(config, store)
+            await agent._downlinks.open("127.0.0.1")
+            await agent._register()
+            listing = await store.list(config.prefix + "agents/")
+            await store.revoke(agent._lease)
+            store.lost_puts = 1
+            keeping = asyncio.create_task(agent._keep_lease())
+            async with aclosing(store.watch(config.prefix + "agents/", listing.revision)) as changes:
+                assert (await anext(changes)).entry is None
+                assert (await anext(changes)).entry is not None
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await agent._downlinks.close()
+            agent._events.close()
+
+    asyncio.run(main())
+
+
+# -- processes that end while nobody looks --
+
+
+def test_closing_a_nursery_that_has_just_ended_is_quiet(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = make_config(tmp_path)
+        nursery = Nursery(config, on_brood=lambda _: None, on_unsure=lambda _: None, on_hopeless=lambda _: None)
+        process = subprocess.Popen(["sleep", "60"])
+        write_mark(config.node_dir / "nursery.pid", process.pid)
+        nursery.open()
+        process.kill()
+        process.wait()
+        await nursery.close()
+        assert read_mark(config.node_dir / "nursery.pid") is None
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_ends_while_it_is_looked_for_is_told_as_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+
+    def read_too_late(path: Path) -> int | None:
+        pid = read_mark(path)
+        process.kill()
+        process.wait()
+        return pid
+
+    async def main() -> None:
+        config = make_config(tmp_path)
+        state = AgentState(agent="a", host="h", slots=1, incarnation=1, adopted={0: True})
+        write_mark(config.node_dir / "worker-0.pid", process.pid)
+        news: list[bool] = []
+        monkeypatch.setattr(agent_workers, "read_mark", read_too_late)
+        Workers(config, state, on_news=news.append)._on_unsure(0)
+        status = state.status_of(0)
+        assert status is not None
+        assert status.phase is Phase.GONE
+        assert news == [True]
+
+    asyncio.run(main())
