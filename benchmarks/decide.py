@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from _common import progress, report
+from msgspec import structs
 
 from melodeon.core.cluster import DEFAULT_TYPE, Cluster
 from melodeon.core.clusterview import ClusterView, JobState
@@ -53,7 +54,7 @@ def advanced(view: ClusterView, round_: Round, now_s: float) -> ClusterView:
         share = round_.plan.shares.get(name)
         counts = share.counts if share else ()
         done = min(state.done + state.spec.rate(counts) * (now_s - view.now_s), 0.95 * state.spec.iterations)
-        jobs[name] = replace(
+        jobs[name] = structs.replace(
             state,
             admitted_s=view.now_s if state.admitted_s is None else state.admitted_s,
             done=done,

@@ -89,32 +89,39 @@ class _Packing:
     def run(self) -> dict[JobId, Placement]:
         """Place everything and say where each job is."""
         changed: list[JobId] = []
-        owner, usable = self._owner, self._line.usable
+        taken: list[Run] = []
+        owner, settled, usable = self._owner, self._settled, self._line.usable
         first, last = usable[0] if len(usable) == 1 else (0, 0)
         for job, count in self._wanted.items():
             held = self._held.get(job, ())
             if len(held) == 1 and held[0].size == count and first <= (start := held[0].start) <= last - count:
                 # The common case of what follows.
                 owner[start] = (job, count)
-                self._settled[job] = held
+                taken.append((start, count))
+                settled[job] = held
                 continue
             kept = self._keep([(block.start, block.size) for block in held], count)
             if kept is None:
                 changed.append(job)
                 continue
+            taken += kept
             for start, size in kept:
                 owner[start] = (job, size)
-            if sum(block.size for block in held) == count:
-                self._settled[job] = held
-        self._free = FreeBlocks(usable, [(start, owner[start][1]) for start in sorted(owner)])
-        needed = sum(self._wanted[job] for job in changed)
+            if sum([block.size for block in held]) == count:
+                settled[job] = held
+        taken.sort()
+        self._free = FreeBlocks(usable, taken)
+        needed = sum([self._wanted[job] for job in changed])
         assert needed <= self._free.count, f"{needed} {self._line.kind} devices wanted, {self._free.count} are free"
-        for job in sorted(changed, key=lambda job: -self._wanted[job]):
+        changed.sort(key=self._wanted.__getitem__, reverse=True)
+        for job in changed:
             self._put(job, self._wanted[job])
         return self._result()
 
     def _result(self) -> dict[JobId, Placement]:
-        found = {job: held for job, held in self._settled.items() if job not in self._evicted}
+        found = self._settled
+        for job in self._evicted:
+            found.pop(job, None)
         moved: dict[JobId, list[Block]] = {}
         for start, (job, size) in self._owner.items():
             if job not in found:

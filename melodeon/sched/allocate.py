@@ -7,20 +7,22 @@ cost it a pause that it cannot afford.
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
+import msgspec
+
 from melodeon.core.cluster import Counts, DeviceType
 from melodeon.core.clusterview import JobState
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
-from melodeon.sched.filling import SAFETY, Ask, Grid, Reservation, reserve
+from melodeon.sched.filling import INFINITE, SAFETY, Ask, Grid, Reservation, reserve
 from melodeon.sched.greedy import Climber, Step, climb, steps_of
-from melodeon.sched.pool import INFINITE, AskOf, Member, Members, Pool
+from melodeon.sched.pool import AskOf, Member, Pool
 from melodeon.sched.profile import Profile
 
 Stand = tuple[int, int, bool, int, bool]
 """(level that it must have, workers held, whether it is rigid, level of its promise, whether it is late)"""
 
 
-class Outlook(NamedTuple):
+class Outlook(msgspec.Struct, frozen=True):
     """What a job must have and could be given. It stays as it is until `calm_s` while nothing of this changes."""
 
     plan: Reservation
@@ -35,7 +37,7 @@ class Outlook(NamedTuple):
     """Everything that it could be given beyond its promise for this moment."""
 
 
-class Given(NamedTuple):
+class Given(msgspec.Struct, frozen=True):
     """What a job was given. It stays as it is while outlook and step do."""
 
     outlook: Outlook
@@ -66,20 +68,9 @@ def allocate(
     """Algorithm 2 on one type of device."""
     now, members, profile = pool.at_s, pool.members, pool.profile
     memory = cast(Memory, pool.memory or {})
-    outlooks: dict[JobId, Outlook] = {}
+    outlooks = _outlooks(pool, jobs, kind, memory)
     steps: list[Step] = []
-    for name, member in members.items():
-        before, job = memory.get(name), jobs[name]
-        outlook = before.outlook if before else None
-        if (
-            outlook is None
-            or now >= outlook.calm_s
-            or outlook.resume_s != job.resume_s
-            or outlook.counts != job.counts
-            or outlook.plan is not member.plan
-        ):
-            outlook = _outlook(member, job, kind, now, name in pool.late, outlook)
-        outlooks[name] = outlook
+    for outlook in outlooks.values():
         steps += outlook.steps
         count -= outlook.promised
     stretched: dict[JobId, Member] = {}
@@ -87,28 +78,57 @@ def allocate(
     def may_climb(job: JobId, level: int) -> bool:
         nonlocal profile
         profile = profile.copy() if profile is pool.profile else profile
-        goal, plan, ask, _ = stretched.get(job, members[job])
-        ask = ask_of(jobs[job], ask)
-        longer = _stretch(profile, ask, plan, grid, level)
+        member = stretched.get(job, members[job])
+        ask = ask_of(jobs[job], member.ask)
+        longer = _stretch(profile, ask, member.plan, grid, level)
         if longer is not None:
-            stretched[job] = Member(goal, longer, ask, now)
+            stretched[job] = Member(member.goal, longer, ask, now)
         return longer is not None
 
     taken = climb(steps, count, may_climb)
     if stretched:
         members = {**members, **stretched}
-    given = _give(members, jobs, kind, now, outlooks, taken, memory)
-    shares = {name: entry.share for name, entry in given.items() if entry.share.counts}
-    wake_at = min([entry.wake_s for entry in given.values()], default=INFINITE)
-    after = Pool(now, members, pool.late, profile, pool.exact and not stretched, pool.any_soft, given)
+    given: dict[JobId, Given] = {}
+    shares: dict[JobId, Share] = {}
+    wake_at = INFINITE
+    for name, outlook in outlooks.items():
+        entry, step = memory.get(name), taken.get(name)
+        if entry is None or entry.outlook is not outlook or entry.step is not step:
+            entry = _given(members[name], outlook, step, kind, jobs[name], now, entry)
+        given[name] = entry
+        if entry.share.counts:
+            shares[name] = entry.share
+        if entry.wake_s < wake_at:
+            wake_at = entry.wake_s
+    queue = None if stretched else pool.queue
+    after = Pool(now, members, pool.late, profile, pool.exact and not stretched, pool.any_soft, given, queue)
     return Taken(after, shares, wake_at)
+
+
+def _outlooks(pool: Pool, jobs: Mapping[JobId, JobState], kind: DeviceType, memory: Memory) -> dict[JobId, Outlook]:
+    """Everybody's outlook; as in the last round where nothing is new."""
+    now, outlooks = pool.at_s, {}
+    for name, member in pool.members.items():
+        before, job = memory.get(name), jobs[name]
+        outlook = before.outlook if before else None
+        if (
+            outlook is None
+            or now >= outlook.calm_s
+            or outlook.resume_s != job.resume_s
+            or (outlook.counts is not job.counts and outlook.counts != job.counts)
+            # A plan of the same blocks and slack is one for the same work.
+            or outlook.plan != member.plan
+        ):
+            outlook = _outlook(member, job, kind, now, name in pool.late, outlook)
+        outlooks[name] = outlook
+    return outlooks
 
 
 def _outlook(
     member: Member, job: JobState, kind: DeviceType, now_s: float, late: bool, before: Outlook | None
 ) -> Outlook:
     """What a job must have and could be given from here."""
-    _, plan, ask, _ = member
+    plan, ask = member.plan, member.ask
     base, promised, rigid, calm_s = 0, 0, False, INFINITE
     if plan.blocks:
         start, stop, _ = plan.blocks[0]
@@ -119,28 +139,11 @@ def _outlook(
             promised = plan.workers_at(now_s)
             base = ask.ladder.reach(promised)
             rigid = _at_risk(plan, ask, now_s, len(ask.pauses), ask.pauses[base - 1] if base else 0.0)
-    stand = (base, job.held(kind), rigid, plan.level, late)
+    counts = job.counts
+    held = counts[0][1] if len(counts) == 1 and counts[0][0] == kind else job.held(kind)
+    stand = (base, held, rigid, plan.level, late)
     steps = before.steps if before is not None and before.stand == stand else _steps(ask, *stand)
-    return Outlook(plan, job.counts, job.resume_s, calm_s, promised, stand, steps)
-
-
-def _give(
-    members: Members,
-    jobs: Mapping[JobId, JobState],
-    kind: DeviceType,
-    now_s: float,
-    outlooks: Mapping[JobId, Outlook],
-    taken: Mapping[JobId, Step],
-    memory: Memory,
-) -> dict[JobId, Given]:
-    """What everybody is given with the steps taken; as in the last round where nothing is new."""
-    given: dict[JobId, Given] = {}
-    for name, outlook in outlooks.items():
-        before, step = memory.get(name), taken.get(name)
-        if before is None or before.outlook is not outlook or before.step is not step:
-            before = _given(members[name], outlook, step, kind, jobs[name], now_s, before)
-        given[name] = before
-    return given
+    return Outlook(plan, counts, job.resume_s, calm_s, promised, stand, steps)
 
 
 def _given(
@@ -152,34 +155,39 @@ def _given(
     now_s: float,
     before: Given | None,
 ) -> Given:
-    _, plan, ask, _ = member
+    plan, ask = member.plan, member.ask
     level, workers, late = outlook.stand[0], outlook.promised, outlook.stand[4]
     if step is not None:
-        level, workers = step.level, ask.ladder.levels[step.level - 1]
-    # Pinned: a migration would cost it more than it can lose.
-    pinned = bool(plan.blocks and level) and _at_risk(plan, ask, now_s, level)
+        level = step[3]
+        workers = ask.ladder.levels[level - 1]
+    pinned, wake_s = False, INFINITE
+    if plan.blocks:
+        # Pinned: a migration would cost it more than it can lose.
+        pinned = level > 0 and _at_risk(plan, ask, now_s, level)
+        wake_s = _due(plan, ask, job, level, workers, now_s)
     told = (step, outlook.promised, pinned, late)
     if before is not None and before.told == told:
         share = before.share
     else:
-        why = _why(workers, outlook.promised, step.value if step else 0.0, late)
+        why = _why(workers, outlook.promised, step[5] if step else 0.0, late)
         share = Share(ask.job, ((kind, workers),) if workers else (), why, pinned)
-    return Given(outlook, step, told, share, _due(plan, ask, job, workers, now_s) if plan.blocks else INFINITE)
+    return Given(outlook, step, told, share, wake_s)
 
 
-def _due(plan: Reservation, ask: Ask, job: JobState, workers: int, now_s: float) -> float:
-    """When a promise needs more than `workers`: what the job trains until then puts its beginning off."""
-    starts = plan.next_above(now_s, workers)
-    if starts is None:
-        return INFINITE
+def _due(plan: Reservation, ask: Ask, job: JobState, level: int, workers: int, now_s: float) -> float:
+    """When a promise needs more than the `workers` of `level`: what the job trains until then puts its start off."""
     start, stop, wanted = plan.blocks[0]
-    level = ask.ladder.reach(workers)
-    if not level or starts != start:
-        return starts
+    if start <= now_s or wanted <= workers:
+        later_s = plan.next_above(now_s, workers) if len(plan.blocks) > 1 else None
+        return INFINITE if later_s is None else later_s
+    if not level:
+        return start
     rate, promised = ask.ladder.rates[level - 1], ask.ladder.rate(wanted)
     # At its next change it may pause once; what it had done before the plan was made is in the plan.
-    trains_s = start - max(now_s, job.resume_s) - ask.pauses[-1]
-    ahead = ask.work - (job.spec.iterations - job.done) / job.speed + rate * max(0.0, trains_s)
+    trains_s = start - (now_s if now_s > job.resume_s else job.resume_s) - ask.pauses[-1]
+    ahead = ask.work - (job.spec.iterations - job.done) / job.speed
+    if trains_s > 0:
+        ahead += rate * trains_s
     return max(start, min(stop, start + ahead / (promised - rate)) - 1.0)
 
 
@@ -196,7 +204,7 @@ def _at_risk(plan: Reservation, ask: Ask, now_s: float, level: int, back_s: floa
     What it loses before its promise begins is free.
     """
     start, _, workers = plan.blocks[0]
-    lost_s = now_s + ask.pauses[level - 1] + back_s - max(start, now_s)
+    lost_s = now_s + ask.pauses[level - 1] + back_s - (start if start > now_s else now_s)
     return lost_s > 0 and plan.slack < ask.ladder.rate(workers) * lost_s
 
 

@@ -1,16 +1,20 @@
 """Earliest deadline first with admission control: a newcomer must fit into the schedule without making anybody late.
 
-The schedule is that of plain EDF played forward: every job at its fastest size, in order of deadline, in whatever time
-the earlier deadlines leave.
+The schedule is that of plain EDF played forward: in order of deadline every job takes at each moment as many devices as
+help it, or as many as the earlier deadlines leave, and stands still for a pause whenever their number changes.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from melodeon.core.cluster import DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import Goal, JobId
 from melodeon.core.plan import Share, Verdict
+from melodeon.sched.edf_rules import deadline, sizes, take
 from melodeon.sched.gang import Room, share
 from melodeon.sched.policy import Decision
 from melodeon.sched.profile import Profile
@@ -21,7 +25,7 @@ class EdfAdmission:
     """The policy, with its option."""
 
     widest: bool = False
-    """Give each job the most devices it was measured on, past its best speed too, as ElasticFlow's own code does."""
+    """Give a job up to the most devices it was measured on, past its best speed too, as ElasticFlow's own code does."""
 
     def admit(self, view: ClusterView, job: JobState, state: object) -> tuple[Verdict, object]:
         """Admit if the schedule with it makes nobody late who was in time without it."""
@@ -36,11 +40,11 @@ class EdfAdmission:
         return Verdict(job.spec.id, admitted=False, why=why), state
 
     def decide(self, view: ClusterView, state: object) -> Decision:
-        """In order of deadline, everybody who fits."""
+        """In order of deadline, until nothing is left."""
         room = Room(view)
         shares: dict[JobId, Share] = {}
-        for place, job in enumerate(sorted(view.admitted, key=_deadline)):
-            counts = room.take(job, room.widest(job.spec) if self.widest else room.fastest(job.spec))
+        for place, job in enumerate(sorted(view.admitted, key=deadline)):
+            counts = take(room, job, self.widest)
             if counts is not None:
                 shares.update([share(job, counts, f"number {place + 1} by deadline among those admitted")])
             if room.is_empty:
@@ -48,44 +52,44 @@ class EdfAdmission:
         return Decision(shares, state)
 
 
-def _deadline(job: JobState) -> float:
-    return job.spec.deadline_s if job.spec.deadline_s is not None else float("inf")
-
-
 def _late(view: ClusterView, jobs: Iterable[JobState], widest: bool) -> set[JobId]:
     """Who misses a hard deadline when the schedule is played forward."""
-    room = Room(view)
     lines: dict[DeviceType, Profile] = {kind: Profile(view.now_s, n) for kind, n in view.cluster.capacity}
     late: set[JobId] = set()
-    for job in sorted(jobs, key=_deadline):
-        wants = room.widest(job.spec) if widest else room.fastest(job.spec)
-        if not wants:
+    for job in sorted(jobs, key=deadline):
+        offers = [(kind, found) for kind, n in view.cluster.capacity if (found := sizes(job.spec, kind, n, widest))]
+        if not offers:
             late.add(job.spec.id)
             continue
-        kind, workers = next(((k, w) for k, w in wants if job.held(k)), wants[0])
-        curve = job.spec.curve(kind)
-        assert curve is not None, "offers are made on types with a curve only"
-        busy_s = job.remaining / curve.rate(workers)
-        busy_s += max(0.0, job.resume_s - view.now_s)
-        end_s = _run(lines[kind], view.now_s, workers, busy_s)
-        if job.spec.goal is Goal.HARD and end_s > _deadline(job):
+        # A job stays on its type; one that waits goes where it is fastest.
+        kind, fits = max(offers, key=lambda offer: (job.held(offer[0]) > 0, job.spec.rate(((offer[0], offer[1][-1]),))))
+        end_s = _run(view, job, kind, fits, lines[kind])
+        if job.spec.goal is Goal.HARD and end_s > deadline(job)[0]:
             late.add(job.spec.id)
     return late
 
 
-def _run(line: Profile, now_s: float, workers: int, busy_s: float) -> float:
-    """Take the earliest moments at which `workers` are free, for `busy_s` in all; when they are over."""
-    index, pieces, position = 0, [], now_s
-    while busy_s > 0:
-        end = line.times[index + 1] if index + 1 < len(line.times) else float("inf")
-        if line.capacity - line.used[index] >= workers:
-            stop = min(end, position + busy_s)
-            pieces.append((position, stop))
-            busy_s -= stop - position
-            if stop < end:
-                position = stop
-                break
-        position, index = end, index + 1
-    for start, stop in pieces:
+def _run(view: ClusterView, job: JobState, kind: DeviceType, fits: tuple[int, ...], line: Profile) -> float:
+    """Take at every moment the largest size that is free, until the work is done; when that is."""
+    left, held, resume_s = job.remaining, job.held(kind), job.resume_s
+    pieces: list[tuple[float, float, int]] = []
+    end_s = view.now_s
+    for index, start in enumerate(line.times):
+        stop = line.times[index + 1] if index + 1 < len(line.times) else float("inf")
+        reached = bisect_right(fits, line.capacity - line.used[index])
+        workers = fits[reached - 1] if reached else 0
+        if workers and workers != held:
+            fresh = job.started_s is None and not pieces
+            resume_s = start + view.overheads.pause_s(job.spec.model, workers, fresh=fresh)
+        held = workers
+        if not workers:
+            continue
+        rate, begin = job.spec.rate(((kind, workers),)), max(start, resume_s)
+        end_s = begin + left / rate
+        pieces.append((start, min(stop, end_s), workers))
+        if end_s <= stop:
+            break
+        left -= max(0.0, stop - begin) * rate
+    for start, stop, workers in pieces:
         line.add(start, stop, workers)
-    return pieces[-1][1] if pieces else position
+    return end_s

@@ -20,10 +20,7 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdfElastic:
-    """The policy, with its option."""
-
-    widest: bool = False
-    """Give late jobs the most devices they were measured on, past their best speed too, as ElasticFlow's code does."""
+    """The policy."""
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Minimum shares first, then the rest by deadline."""
@@ -32,7 +29,7 @@ class EdfElastic:
         wake_at = INFINITE
         for kind, count in view.cluster.capacity:
             members = sorted((job for job in view.admitted if homes[job.spec.id] == kind), key=_deadline)
-            wake_at = min(wake_at, _divide(view, kind, count, members, shares, self.widest))
+            wake_at = min(wake_at, _divide(view, kind, count, members, shares))
         return Decision(shares, state, wake_at if wake_at < INFINITE else None)
 
 
@@ -55,7 +52,6 @@ def _divide(
     count: int,
     members: list[JobState],
     shares: dict[JobId, Share],
-    widest: bool,
 ) -> float:
     """Share out one type; when to look again."""
     grid, profile = Grid.of(view.now_s, view.slot_s), Profile(view.now_s, count)
@@ -78,7 +74,7 @@ def _divide(
             wake_at = min(wake_at, starts or INFINITE)
         elif ask.deadline_s < INFINITE:
             why = "it is late and takes what makes it faster"
-            workers = _most(job, kind, free) if widest else _floor(ladder, free)
+            workers = _floor(ladder, free)
             if workers:
                 _hold(profile, workers, ask.work / job.spec.rate(((kind, workers),)))
         free -= workers
@@ -95,13 +91,6 @@ def _floor(ladder: Ladder, workers: int) -> int:
     """The highest level that so many workers reach."""
     level = ladder.reach(workers)
     return ladder.levels[level - 1] if level else 0
-
-
-def _most(job: JobState, kind: DeviceType, free: int) -> int:
-    """As many devices as the job was measured on and are free."""
-    curve, most = job.spec.curve(kind), job.spec.max_workers or free
-    assert curve is not None, "members have a curve for their type"
-    return max((n for n, _ in curve.points if job.spec.min_workers <= n <= min(free, most)), default=0)
 
 
 def _hold(profile: Profile, workers: int, busy_s: float) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from melodeon.core.cluster import DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.errors import UsageError
@@ -20,9 +22,9 @@ from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.core.plan import Share, Verdict
 from melodeon.sched.allocate import allocate
-from melodeon.sched.filling import Ask, Grid
+from melodeon.sched.filling import INFINITE, Ask, Grid
 from melodeon.sched.policy import Decision
-from melodeon.sched.pool import INFINITE, AskOf, Pool, advance, exact, rearranged, with_newcomer
+from melodeon.sched.pool import AskOf, Pool, advance, exact, has_room, rearranged, with_newcomer
 from melodeon.sched.profile import Profile
 
 Pools = Mapping[DeviceType, Pool]
@@ -126,8 +128,8 @@ def _asking(view: ClusterView, kind: DeviceType) -> AskOf:
         work = (spec.iterations - job.done) / job.speed
         free_start = job.started_s is None and not first_start
         if before is not None:
-            name, ladder, pauses, _, deadline_s, *_ = before
-            return Ask(name, ladder, pauses, work, deadline_s, job.held(kind), job.resume_s, free_start)
+            held, due_s = job.held(kind), before.deadline_s
+            return Ask(before.job, before.ladder, before.pauses, work, due_s, held, job.resume_s, free_start)
         made = spec.ladder(kind)
         assert made is not None, "a job is only in pools that it can run in"
         due_s = spec.deadline_s if spec.deadline_s is not None else INFINITE
@@ -152,9 +154,7 @@ def _earliest(pool: Pool, ask: Ask, grid: Grid, spare: int, below: float) -> flo
     """Search upwards from what the job needs alone by doubling, then between the last two."""
 
     def accepted(window: float) -> bool:
-        asked = ask._replace(deadline_s=grid.now_s + window)
-        grown = with_newcomer(pool, asked, Goal.HARD, grid, spare) or rearranged(pool, asked, grid, spare)
-        return grown is not None
+        return has_room(pool, replace(ask, deadline_s=grid.now_s + window), grid, spare)
 
     fits = [
         level for level in range(1, len(ask.ladder.levels) + 1) if ask.ladder.levels[level - 1] <= pool.profile.capacity

@@ -9,6 +9,8 @@ will cost when it happens. A policy asks to be woken when a reservation begins, 
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
+import msgspec
+
 from melodeon.core.curve import Ladder
 from melodeon.core.jobs import JobId
 from melodeon.sched.profile import Profile
@@ -20,8 +22,13 @@ FINE_GRID_S = 1.0
 """Where rounds may come at any time, reservations still start at whole seconds: fewer, longer segments."""
 SAFETY = 1.0 + 1e-7
 """Iterations are counted in floating point: a plan is made for this much more than remains."""
+INFINITE = float("inf")
 _KEPT = 1.0 + 1e-9
 """A plan that was made with `SAFETY` is good as long as it is worth this much."""
+
+
+_HOPELESS = 1.0 - 1e-6
+"""Below this part of what is needed no rounding error makes up for the rest."""
 
 
 class Grid(NamedTuple):
@@ -40,7 +47,7 @@ class Grid(NamedTuple):
         return cls(now_s, slot_s or FINE_GRID_S)
 
 
-class Ask(NamedTuple):
+class Ask(msgspec.Struct, frozen=True):
     """What one job needs from the planner."""
 
     job: JobId
@@ -67,7 +74,7 @@ class Ask(NamedTuple):
         return self.pauses[level - 1]
 
 
-class Reservation(NamedTuple):
+class Reservation(msgspec.Struct, frozen=True):
     """The devices that are set aside for a job."""
 
     blocks: tuple[ReservedBlock, ...] = ()
@@ -96,12 +103,12 @@ def fill(profile: Profile, ask: Ask, grid: Grid, spare_pauses: int = 0) -> Reser
 
     `spare_pauses` asks for room for that many pauses more than the reservation itself needs.
     """
-    (_, ladder, pauses, work, deadline_s, *_), (now, step) = ask, grid
-    levels, rates = ladder.levels, ladder.rates
-    times, used, capacity = profile.times, profile.used, profile.capacity
-    window = deadline_s - now
+    ladder, work, deadline_s, (now, step) = ask.ladder, ask.work, ask.deadline_s, grid
+    rates, window = ladder.rates, deadline_s - now
     if window <= 0 or rates[-1] * window < work:
         return None
+    levels, pauses, times, capacity = ladder.levels, ask.pauses, profile.times, profile.capacity
+    last = bisect_left(times, deadline_s)
     # No level below this one is fast enough even with nobody else there.
     for level in range(bisect_left(rates, work / window) + 1, len(levels) + 1):
         workers, rate, pause = levels[level - 1], rates[level - 1], pauses[level - 1]
@@ -113,10 +120,8 @@ def fill(profile: Profile, ask: Ask, grid: Grid, spare_pauses: int = 0) -> Reser
         if start <= now:
             start, pause = now, ask.entry_s(level, now)
         slack_s = deadline_s - start - pause - need_s
-        if slack_s >= 0:
-            first = bisect_right(times, start) - 1
-            if max(used[first : bisect_left(times, deadline_s, first)]) + workers <= capacity:
-                return Reservation(((start, deadline_s, workers),), level, (slack_s + spare_pauses * pause) * rate)
+        if slack_s >= 0 and max(profile.used[bisect_right(times, start) - 1 : last]) + workers <= capacity:
+            return Reservation(((start, deadline_s, workers),), level, (slack_s + spare_pauses * pause) * rate)
         found = _walk(profile, ask, grid, level, spare_pauses)
         if found is not None:
             return found
@@ -131,17 +136,17 @@ def reserve(profile: Profile, reservation: Reservation, sign: int = 1) -> None:
 
 def _walk(profile: Profile, ask: Ask, grid: Grid, level: int, spare_pauses: int) -> Reservation | None:
     """From the deadline backwards over the segments, taking in each what is left, up to `level`."""
-    levels, rates, pauses = ask.ladder.levels, ask.ladder.rates, ask.pauses
-    reach, top, now = ask.ladder.floor, levels[level - 1], grid.now_s
+    levels, rates, pauses, reach = ask.ladder.levels, ask.ladder.rates, ask.pauses, ask.ladder.floor
+    capacity, now = profile.capacity, grid.now_s
+    most = capacity - levels[level - 1]
     spare = spare_pauses * pauses[level - 1] * rates[level - 1]
     need = ask.work * SAFETY + spare
     high = stop = ask.deadline_s
-    first = bisect_left(profile.times, high)
+    last = bisect_left(profile.times, high) - 1
     blocks: list[ReservedBlock] = []
-    got, current, rate = 0.0, 0, 0.0
-    for low, taken in zip(profile.times[first - 1 :: -1], profile.used[first - 1 :: -1], strict=True):
-        left = profile.capacity - taken
-        found = level if left >= top else reach[left]
+    current, rate, enough_s = 0, 0.0, -INFINITE
+    for low, taken in zip(profile.times[last::-1], profile.used[last::-1], strict=True):
+        found = level if taken <= most else reach[capacity - taken]
         if found != current:
             if high - low < 2 * (pauses[found - 1] if found else pauses[0]):
                 # Too short to be worth a change: go on as after it if there is room, else leave it out.
@@ -149,23 +154,22 @@ def _walk(profile: Profile, ask: Ask, grid: Grid, level: int, spare_pauses: int)
             if found != current:
                 if current:
                     blocks.append((high, stop, levels[current - 1]))
-                    got -= rate * pauses[current - 1]
-                current, stop = found, high
-                rate = rates[current - 1] if current else 0.0
-        if current:
-            gained = rate * (high - low)
-            missing = need - got + rate * pauses[current - 1]
-            if gained >= missing:
-                start = max(low, grid.down(high - missing / rate))
-                blocks.append((start, stop, levels[current - 1]))
-                slack = spare + rate * (high - missing / rate - start)
-                return Reservation(tuple(reversed(blocks)), level, max(slack, 0.0))
-            got += gained
+                    need -= rate * (stop - high - pauses[current - 1])
+                    if rates[level - 1] * (high - now) < need * _HOPELESS:
+                        return None
+                current, stop, enough_s = found, high, -INFINITE
+                if current:
+                    rate = rates[current - 1]
+                    enough_s = stop - need / rate - pauses[current - 1]
+        if low <= enough_s:
+            start = max(low, grid.down(enough_s))
+            blocks.append((start, stop, levels[current - 1]))
+            return Reservation(tuple(reversed(blocks)), level, spare + rate * (enough_s - start))
         high = low
     if not current:
         return None
     # The last block starts now: a job that is already at that level goes on without a pause.
-    slack = got - rates[current - 1] * ask.entry_s(current, now) - need
+    slack = rate * (stop - now - ask.entry_s(current, now)) - need
     if slack < 0:
         return None
     blocks.append((now, stop, levels[current - 1]))

@@ -38,24 +38,6 @@ class Room:
         most = spec.requested_workers if spec.max_workers is None else min(spec.requested_workers, spec.max_workers)
         return [(kind, min(most, self._capacity[kind])) for kind, _ in spec.curves if self._capacity.get(kind)]
 
-    def fastest(self, spec: JobSpec) -> list[tuple[DeviceType, int]]:
-        """As many devices as make the job faster, on each type that it can run on."""
-        wants: list[tuple[DeviceType, int]] = []
-        for kind, ladder in spec.ladders:
-            reached = ladder.reach(self._capacity.get(kind, 0)) if ladder.levels else 0
-            if reached:
-                wants.append((kind, ladder.levels[reached - 1]))
-        return wants
-
-    def widest(self, spec: JobSpec) -> list[tuple[DeviceType, int]]:
-        """As many devices as the job was ever measured on, even past its best speed."""
-        wants: list[tuple[DeviceType, int]] = []
-        for kind, curve in spec.curves:
-            counts = [n for n, _ in curve.points if n <= min(self._capacity.get(kind, 0), spec.max_workers or n)]
-            if counts:
-                wants.append((kind, counts[-1]))
-        return wants
-
 
 def share(job: JobState, counts: Counts, why: str) -> tuple[JobId, Share]:
     """An entry of a decision."""

@@ -12,7 +12,8 @@ each: a step with a high return behind one with a low return comes right after t
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from melodeon.core.curve import Ladder
 from melodeon.core.jobs import JobId
@@ -21,25 +22,16 @@ STAY = 0.15
 """Added to the return of devices that a job holds already: keeping them costs no pause."""
 
 
-class Step(NamedTuple):
-    """One job going up to one level. In order of `Step`, the best step that is possible comes first."""
+Step = tuple[float, float, JobId, int, int, float, bool]
+"""One job going up to one level: (order, rank, job, level, more, value, asks). The best possible step sorts first.
 
-    order: float
-    """Minus the least return on the way up to here."""
-    rank: float
-    """Equal returns go to the lower rank."""
-    job: JobId
-    level: int
-    """Counted from 1."""
-    more: int
-    """Devices that this step takes."""
-    value: float
-    """Its own return."""
-    asks: bool
-    """Whether `may_climb` is asked first."""
+`order` is minus the least return on the way up to here, and equal returns go to the lower `rank`; `level` counts from
+1, the step takes `more` devices, its own return is `value`, and `asks` tells whether `may_climb` is asked first. A
+plain tuple: a hundred are sorted in every round.
+"""
 
 
-class Climber(NamedTuple):
+class Climber(msgspec.Struct, frozen=True):
     """What the steps of a job depend on."""
 
     ladder: Ladder
@@ -55,7 +47,7 @@ class Climber(NamedTuple):
 
 def steps_of(job: JobId, rank: float, climber: Climber) -> tuple[Step, ...]:
     """All steps of a job above its base, each of which comes after the one before."""
-    ladder, at, cost, held, rigid = climber
+    ladder, at, cost, held, rigid = climber.ladder, climber.base, climber.cost, climber.held, climber.rigid
     levels, rates = ladder.levels, ladder.rates
     workers, rate = (levels[at - 1], rates[at - 1]) if at else (0, 0.0)
     if rigid and held > workers and levels[ladder.reach(held) - 1] == held:
@@ -64,14 +56,15 @@ def steps_of(job: JobId, rank: float, climber: Climber) -> tuple[Step, ...]:
     found: list[Step] = []
     order = -float("inf")
     for level in range(at, len(levels)):
-        higher = levels[level]
-        value = (rates[level] - rate) / (higher - workers) * cost - 1.0
+        higher, faster = levels[level], rates[level]
+        more = higher - workers
+        value = (faster - rate) / more * cost - 1.0
         if higher <= held:
             value += STAY
         if -value > order:
             order = -value
-        found.append(Step(order, rank, job, level + 1, higher - workers, value, rigid and higher != held))
-        workers, rate = higher, rates[level]
+        found.append((order, rank, job, level + 1, more, value, rigid and higher != held))
+        workers, rate = higher, faster
     return tuple(found)
 
 
@@ -82,14 +75,14 @@ def climb(steps: Iterable[Step], free: int, may_climb: Callable[[JobId, int], bo
     if free <= 0:
         return taken
     for step in sorted(steps):
-        job = step.job
+        _, _, job, level, more, _, asks = step
         if job in stopped:
             continue
-        if step.more > free or (step.asks and not may_climb(job, step.level)):
+        if more > free or (asks and not may_climb(job, level)):
             stopped.add(job)
             continue
         taken[job] = step
-        free -= step.more
+        free -= more
         if not free:
             break
     return taken

@@ -5,19 +5,19 @@ first round gets None. A policy that can turn jobs away has a second method, `ad
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
+
+import msgspec
 
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What one round gives to whom."""
 
-    shares: Mapping[JobId, Share] = field(default_factory=dict)
+    shares: Mapping[JobId, Share] = msgspec.field(default_factory=dict)
     """Jobs that are not named wait."""
     state: object = None
     wake_at: float | None = None
@@ -32,7 +32,6 @@ class Policy(Protocol):
         ...
 
 
-@runtime_checkable
 class Admission(Protocol):
     """A policy that judges newcomers."""
 

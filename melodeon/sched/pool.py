@@ -10,9 +10,11 @@ Then those are kept. A job whose promise cannot be kept (nodes failed) is late: 
 and it does not keep newcomers out.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import attrgetter
+
+import msgspec
 
 from melodeon.core.clusterview import JobState
 from melodeon.core.jobs import Goal, JobId
@@ -20,14 +22,13 @@ from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve
 from melodeon.sched.profile import Profile
 
 NOTHING = Reservation()
-INFINITE = float("inf")
 _CLOSE = 1e-9
 
 AskOf = Callable[[JobState, Ask | None], Ask]
 """What a job needs now; what never changes is taken from an earlier answer."""
 
 
-class Member(NamedTuple):
+class Member(msgspec.Struct, frozen=True):
     """One job of a pool."""
 
     goal: Goal
@@ -42,8 +43,7 @@ class Member(NamedTuple):
 Members = Mapping[JobId, Member]
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(msgspec.Struct, frozen=True):
     """Promises at one moment."""
 
     at_s: float
@@ -51,18 +51,20 @@ class Pool:
     """Every job that runs on this type."""
     late: frozenset[JobId]
     """Jobs that were promised their deadline and cannot be given it any more."""
-    profile: Profile = field(repr=False, compare=False)
+    profile: Profile
     exact: bool = True
     """Whether everybody was planned again at this moment."""
     any_soft: bool = False
     memory: object = None
     """What `allocate` worked out in the last round."""
+    queue: tuple[Ask, ...] | None = None
+    """The hard deadlines in order, if the promises are just those of filling them in that order now."""
 
 
 def refresh(old: Pool, asks: Mapping[JobId, Ask], grid: Grid, capacity: int, spare: int) -> Pool:
     """Plan everybody again who is asking."""
     now, before = grid.now_s, old.members
-    by_deadline = sorted(asks.values(), key=_deadline)
+    by_deadline = sorted(asks.values(), key=_DEADLINE)
     hard: list[Ask] = []
     after: list[Ask] = []
     soft: list[Ask] = []
@@ -73,14 +75,16 @@ def refresh(old: Pool, asks: Mapping[JobId, Ask], grid: Grid, capacity: int, spa
         elif goal is Goal.SOFT:
             soft.append(ask)
     profile = Profile(now, capacity)
-    found = _refill(profile, hard, grid, spare)
-    if found is None:
+    found: dict[JobId, Reservation] = {}
+    in_order = _refill(profile, found, hard, grid, spare)
+    if not in_order:
         profile = Profile(now, capacity)
         found = _keep(profile, before, hard, grid)
     without = _add_if_possible(profile, found, [ask for ask in hard if ask.job not in found] + after, grid)
     _add_if_possible(profile, found, soft, grid)
     members = {job: Member(before[job].goal, found.get(job, NOTHING), ask, now) for job, ask in asks.items()}
-    return Pool(now, members, frozenset(without), profile, True, bool(soft), old.memory)
+    queue = tuple(hard) if in_order and not after else None
+    return Pool(now, members, frozenset(without), profile, True, bool(soft), old.memory, queue)
 
 
 def advance(old: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid, capacity: int, spare: int) -> Pool:
@@ -96,8 +100,7 @@ def advance(old: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid
                 reserve(profile, member.plan, -1)
                 del members[name]
     for name, member in members.items():
-        job = jobs[name]
-        if member.plan.blocks and not _holds(member, job, now):
+        if member.plan.blocks and not _holds(member, job := jobs[name], now):
             ask = ask_of(job, member.ask)
             start, _, workers = member.plan.blocks[0]
             if start <= now and ask.held < workers:
@@ -135,17 +138,41 @@ def with_newcomer(pool: Pool, ask: Ask, goal: Goal, grid: Grid, spare: int) -> P
 
 def rearranged(pool: Pool, ask: Ask, grid: Grid, spare: int) -> Pool | None:
     """The exact pool with one more hard deadline and everybody moved to make room; None: somebody would be late."""
-    now = grid.now_s
-    members = {**pool.members, ask.job: Member(Goal.HARD, NOTHING, ask, now)}
-    hard = [m.ask for job, m in members.items() if m.goal is Goal.HARD and job not in pool.late]
-    profile = Profile(now, pool.profile.capacity)
-    found = _refill(profile, sorted(hard, key=_deadline), grid, spare, strict=ask.job)
-    if found is None:
+    filled = _make_room(pool, ask, grid, spare)
+    if filled is None:
         return None
+    profile, found, queue = filled
+    members = {**pool.members, ask.job: Member(Goal.HARD, NOTHING, ask, grid.now_s)}
     rest = [members[job].ask for job in sorted(pool.late)] + [m.ask for m in members.values() if m.goal is Goal.SOFT]
     _add_if_possible(profile, found, rest, grid)
-    planned = {job: Member(m.goal, found.get(job, NOTHING), m.ask, now) for job, m in members.items()}
-    return Pool(now, planned, pool.late, profile, True, pool.any_soft, pool.memory)
+    planned = {job: Member(m.goal, found.get(job, NOTHING), m.ask, grid.now_s) for job, m in members.items()}
+    return Pool(grid.now_s, planned, pool.late, profile, True, pool.any_soft, pool.memory, queue)
+
+
+def has_room(pool: Pool, ask: Ask, grid: Grid, spare: int) -> bool:
+    """Whether the exact pool could take one more hard deadline, if need be with everybody moved."""
+    return fill(pool.profile, ask, grid, spare) is not None or _make_room(pool, ask, grid, spare) is not None
+
+
+def _make_room(
+    pool: Pool, ask: Ask, grid: Grid, spare: int
+) -> tuple[Profile, dict[JobId, Reservation], tuple[Ask, ...]] | None:
+    """Fill the hard deadlines and a newcomer's in order; None: somebody would be late."""
+    profile = Profile(grid.now_s, pool.profile.capacity)
+    found: dict[JobId, Reservation] = {}
+    old, known = pool.queue, 0
+    if old is None:
+        hard = [m.ask for job, m in pool.members.items() if m.goal is Goal.HARD and job not in pool.late]
+        old = tuple(sorted(hard, key=_DEADLINE))
+    place = bisect_right(old, ask.deadline_s, key=_DEADLINE)
+    queue = (*old[:place], ask, *old[place:])
+    if pool.queue is not None:
+        # Whoever comes before the newcomer was filled in this order already, and would get just the same again.
+        known = place
+        for before in old[:place]:
+            plan = found[before.job] = pool.members[before.job].plan
+            reserve(profile, plan)
+    return (profile, found, queue) if _refill(profile, found, queue[known:], grid, spare, ask.job) else None
 
 
 def _refreshed(
@@ -155,8 +182,7 @@ def _refreshed(
     return refresh(pool, asks, grid, capacity, spare)
 
 
-def _deadline(ask: Ask) -> float:
-    return ask.deadline_s
+_DEADLINE = attrgetter("deadline_s")
 
 
 def _holds(member: Member, job: JobState, now_s: float) -> bool:
@@ -173,20 +199,24 @@ def _holds(member: Member, job: JobState, now_s: float) -> bool:
 
 
 def _refill(
-    profile: Profile, asks: Iterable[Ask], grid: Grid, spare: int, strict: JobId | None = None
-) -> dict[JobId, Reservation] | None:
-    """Algorithm 1 for jobs in order of deadline; None as soon as one is not satisfied."""
-    found: dict[JobId, Reservation] = {}
+    profile: Profile,
+    found: dict[JobId, Reservation],
+    asks: Iterable[Ask],
+    grid: Grid,
+    spare: int,
+    strict: JobId | None = None,
+) -> bool:
+    """Algorithm 1 for jobs in order of deadline, noted in `found`; False as soon as one is not satisfied."""
     for ask in asks:
         own = fill(profile, ask, grid, spare)
         if own is None and spare and ask.job != strict:
             own = fill(profile, ask, grid)
         if own is None:
-            return None
+            return False
         for start, stop, workers in own.blocks:
             profile.add(start, stop, workers)
         found[ask.job] = own
-    return found
+    return True
 
 
 def _keep(profile: Profile, before: Members, asks: list[Ask], grid: Grid) -> dict[JobId, Reservation]:

@@ -5,6 +5,8 @@ speed; a thousand promises cost microseconds each.
 """
 
 from bisect import bisect_left, bisect_right
+from itertools import compress
+from operator import ne
 
 
 class Profile:
@@ -17,6 +19,15 @@ class Profile:
         self.times: list[float] = [now_s]
         self.used: list[int] = [0]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and (self.capacity, self.times, self.used) == (
+            other.capacity,
+            other.times,
+            other.used,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     def copy(self) -> "Profile":
         """One that can be changed without changing this one."""
         other = Profile.__new__(Profile)
@@ -26,13 +37,12 @@ class Profile:
     def since(self, now_s: float) -> "Profile":
         """A copy that begins now, without cuts that promises taken back have left."""
         first = bisect_right(self.times, now_s) - 1
-        times, used = self.times[first:], self.used[first:]
-        times[0] = now_s
+        before, after = self.used[first:], self.used[first + 1 :]
+        steps = list(map(ne, before, after))
         other = Profile.__new__(Profile)
-        steps = [k for k in range(1, len(used)) if used[k] != used[k - 1]]
         other.capacity = self.capacity
-        other.times = [now_s, *[times[k] for k in steps]]
-        other.used = [used[0], *[used[k] for k in steps]]
+        other.times = [now_s, *compress(self.times[first + 1 :], steps)]
+        other.used = [before[0], *compress(after, steps)]
         return other
 
     def add(self, start_s: float, stop_s: float, devices: int) -> None:

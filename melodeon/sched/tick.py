@@ -8,9 +8,12 @@ one that cannot be admitted never takes another with it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import cast
 
-from melodeon.core.cluster import DeviceType
+import msgspec
+from msgspec.structs import replace
+
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Action, Migrate, Placement, Plan, Reject, Resize, Share, Start, Suspend, Verdict
@@ -28,16 +31,14 @@ class Rules:
     """Nodes slower than this share of full speed are not used."""
 
 
-@dataclass(frozen=True, slots=True)
-class TickState:
+class TickState(msgspec.Struct, frozen=True):
     """What one round leaves for the next."""
 
     policy: object = None
-    accepted: Accepted = field(default_factory=dict)
+    accepted: Accepted = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(msgspec.Struct, frozen=True):
     """What one round decided."""
 
     plan: Plan
@@ -72,7 +73,8 @@ def _admit(view: ClusterView, policy: Policy, state: TickState, rules: Rules) ->
     if not newcomers:
         return [], state
     memory, accepted = state.policy, state.accepted
-    judge = policy.admit if isinstance(policy, Admission) else None
+    # By the name of the method: comparing with the whole protocol takes longer than a judgement.
+    judge = cast(Admission, policy).admit if hasattr(policy, "admit") else None
     verdicts: list[Verdict] = []
     for job in newcomers:
         why = rules.quotas.refuse(job, view.now_s, jobs, accepted) if rules.quotas else None
@@ -93,15 +95,15 @@ def _admit(view: ClusterView, policy: Policy, state: TickState, rules: Rules) ->
 
 def _check(view: ClusterView, decision: Decision) -> None:
     """A policy that gives away more than there is, or to nobody, is wrong: stop before anything moves."""
-    totals: dict[DeviceType, int] = {}
-    for job_id, share in decision.shares.items():
-        assert job_id in view.jobs, f"a share for {job_id!r}, which is not an admitted job"
+    strangers = decision.shares.keys() - view.jobs.keys()
+    assert not strangers, f"shares for {sorted(strangers)}, which are not admitted jobs"
+    left = dict(view.cluster.capacity)
+    for share in decision.shares.values():
         for kind, count in share.counts:
-            assert count > 0, f"{job_id!r} gets {count} {kind} devices"
-            totals[kind] = totals.get(kind, 0) + count
-    have = dict(view.cluster.capacity)
-    for kind, total in totals.items():
-        assert total <= have.get(kind, 0), f"{total} {kind} devices given away, {have.get(kind, 0)} are there"
+            assert count > 0, f"{share.job!r} gets {count} {kind} devices"
+            assert kind in left, f"{share.job!r} gets {kind} devices, which are not there"
+            left[kind] -= count
+    assert min(left.values()) >= 0, f"more devices given away than are there: {left}"
 
 
 def _place(view: ClusterView, shares: Mapping[JobId, Share]) -> Mapping[JobId, Placement]:
@@ -126,9 +128,10 @@ def _diff(
     jobs: Mapping[JobId, JobState], shares: Mapping[JobId, Share], placements: Mapping[JobId, Placement]
 ) -> Iterator[Action]:
     """What must change: first what frees devices, then what takes them."""
-    for job_id, job in jobs.items():
-        if job.placement and job_id not in shares:
-            yield Suspend(job_id, job.placement, "its devices are needed for jobs that go first")
+    if len(shares) < len(jobs):
+        for job_id, job in jobs.items():
+            if job_id not in shares and job.placement:
+                yield Suspend(job_id, job.placement, "its devices are needed for jobs that go first")
     later: list[Action] = []
     for job_id, share in shares.items():
         job, placement = jobs[job_id], placements[job_id]

@@ -128,7 +128,7 @@ class Simulation:
         other._verdicts, other._outcomes = dict(self._verdicts), dict(self._outcomes)
         other._log, other._decision_s = self._log[:], self._decision_s[:]
         if policy is not None:
-            other.policy, other._state, other._dirty = policy, replace(self._state, policy=None), True
+            other.policy, other._state, other._dirty = policy, TickState(None, self._state.accepted), True
         if rules is not None:
             other.config, other._dirty = replace(self.config, rules=rules), True
         early = [job.id for job in jobs if job.submit_s < self.now_s] + [
@@ -294,15 +294,14 @@ class Simulation:
             job.hold(self.now_s, (), (), 0.0, 0.0)
             job.num_suspensions += 1
             return
-        share = found.plan.shares[action.job]
-        counts = share.counts
-        topology = topology_of(self.cluster)
-        scattered = len(action.placement) > 1 and not topology.is_compact(action.placement)
-        well = self.cluster.all_well
-        job.speed = 1.0 if well else min(node.speed for node in topology.nodes_of(action.placement))
-        rate = job.spec.rate(counts, scattered=scattered, batch_size=share.batch_size) * job.speed
-        workers = sum(count for _, count in counts)
-        pause_s = self.config.overheads.pause_s(job.spec.model, workers, fresh=job.started_s is None)
+        share, placement = found.plan.shares[action.job], action.placement
+        scattered = len(placement) > 1 and not topology_of(self.cluster).is_compact(placement)
+        job.speed = 1.0
+        if not self.cluster.all_well:
+            job.speed = min(node.speed for node in topology_of(self.cluster).nodes_of(placement))
+        rate = job.spec.rate(share.counts, scattered=scattered, batch_size=share.batch_size) * job.speed
+        fresh = job.started_s is None
+        pause_s = self.config.overheads.pause_s(job.spec.model, share.num_devices, fresh=fresh)
         match action:
             case Resize():
                 job.num_resizes += 1
@@ -310,4 +309,4 @@ class Simulation:
                 job.num_migrations += 1
             case Start():
                 pass
-        job.hold(self.now_s, counts, action.placement, rate, pause_s)
+        job.hold(self.now_s, share.counts, placement, rate, pause_s)

@@ -74,7 +74,7 @@ class LiveJob:
         """From now on it holds these devices; it trains after the pause."""
         self.settle(now_s)
         self.counts, self.placement, self.rate = counts, placement, rate
-        self.num_devices = sum(count for _, count in counts)
+        self.num_devices = sum([count for _, count in counts])
         if pause_s:
             self.resume_s = now_s + pause_s
             self.pause_s += pause_s

@@ -197,26 +197,9 @@ def spans(found: Record) -> Iterator[Span]:
 
 
 def _job(outcome: JobOutcome) -> Job:
-    spec = outcome.spec
-    return Job(
-        id=spec.id,
-        model=spec.model,
-        batch_size=spec.batch_size,
-        user=spec.user,
-        goal=spec.goal.value,
-        submit_s=spec.submit_s,
-        deadline_s=spec.deadline_s,
-        duration_s=spec.duration_s,
-        iterations=spec.iterations,
-        requested_workers=spec.requested_workers,
-        admitted=outcome.admitted,
-        why=outcome.why,
-        earliest_deadline_s=outcome.earliest_deadline_s,
-        started_s=outcome.started_s,
-        finished_s=outcome.finished_s,
-        service_s=outcome.service_s,
-        pause_s=outcome.pause_s,
-    )
+    """Every field of a job has the same name in its outcome or, if not there, in its spec."""
+    names = Job.__struct_fields__
+    return Job(**{name: getattr(outcome if hasattr(outcome, name) else outcome.spec, name) for name in names})
 
 
 def _changes(result: SimResult, incidents: tuple[Incident, ...]) -> Iterator[Change]:

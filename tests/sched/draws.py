@@ -9,6 +9,8 @@ from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.overhead import Overheads, Pause
+from melodeon.sched.policy import Policy
+from melodeon.sched.tick import TickState, tick
 
 GPU = DEFAULT_TYPE
 
@@ -83,6 +85,12 @@ def view_of(
 ) -> ClusterView:
     found = jobs if isinstance(jobs, Mapping) else {state.spec.id: state for state in jobs}
     return ClusterView(now_s, cluster, found, **values)  # type: ignore[arg-type]
+
+
+def first_shares(policy: Policy, jobs: list[JobSpec], cluster: str = "1x8") -> dict[str, int]:
+    """Devices by job when all are submitted at once."""
+    round_ = tick(view_of(Cluster.parse(cluster), [JobState(spec) for spec in jobs]), policy, TickState())
+    return {name: share.num_devices for name, share in round_.plan.shares.items()}
 
 
 def typed(kind: str) -> DeviceType:

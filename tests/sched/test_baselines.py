@@ -1,23 +1,16 @@
 from melodeon.core.cluster import Cluster
 from melodeon.core.clusterview import JobState
 from melodeon.core.curve import ScalingCurve
-from melodeon.core.jobs import JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.sched.edf import Edf
 from melodeon.sched.edf_admission import EdfAdmission
 from melodeon.sched.fifo import Fifo
-from melodeon.sched.policy import Policy
 from melodeon.sched.tick import TickState, tick
 from melodeon.sched.tiresias import Tiresias
 from melodeon.sim.engine import SimConfig, Simulation
-from tests.sched.draws import job, view_of
+from tests.sched.draws import first_shares, job, view_of
 
 LINEAR = ScalingCurve.linear(1.0, 8)
-
-
-def first_shares(policy: Policy, jobs: list[JobSpec], cluster: str = "1x8") -> dict[str, int]:
-    round_ = tick(view_of(Cluster.parse(cluster), [JobState(spec) for spec in jobs]), policy, TickState())
-    return {name: share.num_devices for name, share in round_.plan.shares.items()}
 
 
 def test_fifo_lets_nobody_pass_the_head_of_the_queue() -> None:
@@ -28,8 +21,25 @@ def test_fifo_lets_nobody_pass_the_head_of_the_queue() -> None:
 def test_edf_gives_the_earliest_deadline_as_much_as_helps() -> None:
     flat = ScalingCurve(((1, 1.0), (2, 1.5), (4, 1.4)))
     jobs = [job("late", 10.0, LINEAR, deadline_s=90.0), job("soon", 10.0, flat, deadline_s=50.0)]
-    assert first_shares(Edf(), jobs, "1x4") == {"soon": 2}
+    assert first_shares(Edf(), jobs, "1x4") == {"soon": 2, "late": 2}
     assert first_shares(Edf(widest=True), jobs, "1x4") == {"soon": 4}
+
+
+def test_edf_runs_a_job_on_what_the_earlier_deadlines_leave() -> None:
+    jobs = [job("soon", 10.0, LINEAR, deadline_s=50.0, max_workers=4), job("late", 10.0, LINEAR, deadline_s=90.0)]
+    assert first_shares(Edf(), jobs) == {"soon": 4, "late": 4}
+    large = [jobs[0], job("late", 10.0, LINEAR, deadline_s=90.0, min_workers=8)]
+    assert first_shares(Edf(), large) == {"soon": 4}
+
+
+def test_edf_with_admission_counts_on_what_the_earlier_deadlines_leave() -> None:
+    # "b" has 4 devices for 10 s and all 8 for the next 5 s: 80 iterations in 15 s.
+    jobs = [job("a", 40.0, LINEAR, deadline_s=10.0, max_workers=4), job("b", 80.0, LINEAR, deadline_s=15.0)]
+    view = view_of(Cluster.parse("1x8"), [JobState(spec) for spec in jobs], overheads=Overheads.none())
+    assert [v.admitted for v in tick(view, EdfAdmission(), TickState()).verdicts] == [True, True]
+    # Going from 4 to 8 devices is a pause, for which there is no time.
+    paused = view_of(Cluster.parse("1x8"), [JobState(spec) for spec in jobs], overheads=Overheads())
+    assert [v.admitted for v in tick(paused, EdfAdmission(), TickState()).verdicts] == [True, False]
 
 
 def test_edf_with_admission_refuses_who_would_be_late_or_make_others_late() -> None:

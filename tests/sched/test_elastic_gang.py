@@ -13,9 +13,8 @@ from melodeon.sched.elastic_backfill import ElasticBackfill
 from melodeon.sched.elastic_fifo import ElasticFifo
 from melodeon.sched.fifo import Fifo
 from melodeon.sched.policy import Decision, Policy
-from melodeon.sched.tick import TickState, tick
 from melodeon.sim.engine import SimConfig, Simulation
-from tests.sched.draws import GPU, clusters, job, job_lists, overheads, view_of
+from tests.sched.draws import GPU, clusters, first_shares, job, job_lists, overheads, view_of
 
 LINEAR = ScalingCurve.linear(1.0, 8)
 
@@ -33,32 +32,22 @@ class Noting:
         return decision
 
 
-def shares(policy: Policy, jobs: list[JobSpec], cluster: str = "1x8") -> dict[str, int]:
-    round_ = tick(view_of(Cluster.parse(cluster), [JobState(spec) for spec in jobs]), policy, TickState())
-    return {name: share.num_devices for name, share in round_.plan.shares.items()}
+def requests(*asked: tuple[str, float, int]) -> list[JobSpec]:
+    """Jobs of (name, iterations, requested workers)."""
+    return [job(name, work, LINEAR, requested_workers=workers) for name, work, workers in asked]
 
 
 def test_a_short_job_passes_the_head_and_a_long_one_does_not() -> None:
-    jobs = [
-        job("runs", 600.0, LINEAR, requested_workers=6),
-        job("head", 100.0, LINEAR, requested_workers=8),
-        job("long", 300.0, LINEAR, requested_workers=2),
-        job("short", 200.0, LINEAR, requested_workers=2),
-    ]
+    jobs = requests(("runs", 600.0, 6), ("head", 100.0, 8), ("long", 300.0, 2), ("short", 200.0, 2))
     # `runs` ends after 100 s, when the head needs all 8: 200 iterations on 2 take just as long, 300 do not.
-    assert shares(Backfill(), jobs) == {"runs": 6, "short": 2}
-    assert shares(Fifo(), jobs) == {"runs": 6}
+    assert first_shares(Backfill(), jobs) == {"runs": 6, "short": 2}
+    assert first_shares(Fifo(), jobs) == {"runs": 6}
 
 
 def test_a_job_of_any_length_may_use_what_the_head_will_not_need() -> None:
-    jobs = [
-        job("runs", 600.0, LINEAR, requested_workers=6),
-        job("head", 100.0, LINEAR, requested_workers=7),
-        job("endless", 1e6, LINEAR, requested_workers=1),
-        job("second", 1e6, LINEAR, requested_workers=1),
-    ]
+    jobs = requests(("runs", 600.0, 6), ("head", 100.0, 7), ("endless", 1e6, 1), ("second", 1e6, 1))
     # One device is spare at the head's start: the first takes it, and there is none for the second.
-    assert shares(Backfill(), jobs) == {"runs": 6, "endless": 1}
+    assert first_shares(Backfill(), jobs) == {"runs": 6, "endless": 1}
 
 
 @given(job_lists(), clusters, overheads, st.sampled_from([0.0, 60.0]))
@@ -139,7 +128,7 @@ def test_elastic_fifo_gives_each_step_to_the_job_that_gains_most_time() -> None:
     flat = ScalingCurve(((1, 1.0), (2, 1.1), (4, 1.2), (8, 1.3)))
     jobs = [job("flat", 1000.0, flat), job("steep", 1000.0, LINEAR)]
     # One each; then `steep` saves 500 s for one more device, 125 s for each of two more: more than `flat` ever does.
-    assert shares(ElasticFifo(), jobs, "1x5") == {"flat": 1, "steep": 4}
+    assert first_shares(ElasticFifo(), jobs, "1x5") == {"flat": 1, "steep": 4}
 
 
 def test_a_newcomer_starts_among_full_ones_only_if_the_mean_gains() -> None:

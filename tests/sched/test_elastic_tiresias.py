@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hypothesis import given
+from msgspec import structs
 
 from melodeon.core.cluster import Cluster
 from melodeon.core.clusterview import ClusterView, JobState
@@ -51,7 +52,7 @@ def test_r2_gives_idle_devices_to_the_largest_relative_gain_only_when_nobody_wai
 
 def test_both_rules_make_one_plan() -> None:
     jobs = [waiting("a", 8, 500.0), waiting("b", 8, 600.0)]
-    held = replace(jobs[0], counts=((jobs[0].spec.curves[0][0], 8),))
+    held = structs.replace(jobs[0], counts=((jobs[0].spec.curves[0][0], 8),))
     # R1 halves both; on 16 devices R2 would double them again: the plan is what they requested, nobody is resized.
     shares = ElasticTiresias(thresholds_s=QUEUES, pending_limit=0).decide(view([held, jobs[1]], "2x8"), None).shares
     assert [share.num_devices for share in shares.values()] == [8, 8]
@@ -76,7 +77,7 @@ def test_a_starving_job_is_promoted_once_and_then_counted_anew() -> None:
     assert first.standings == {JobId("s"): Standing(200.0, 1000.0)}
     assert first.of(starved) == 0
     # It ran for 60 s more, sank, and waits: that is not yet eight times as long.
-    later = replace(now, now_s=1100.0, jobs={JobId("s"): replace(starved, service_s=320.0)})
+    later = replace(now, now_s=1100.0, jobs={JobId("s"): structs.replace(starved, service_s=320.0)})
     second = queues(later, first.standings, QUEUES, promote=8.0)
     assert second.standings == first.standings
     assert second.of(later.jobs[JobId("s")]) == 1

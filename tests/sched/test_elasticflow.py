@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.clusterview import JobState
@@ -21,6 +22,8 @@ from melodeon.sim.metrics import summarize
 from tests.sched.draws import clusters, job, job_lists, overheads, view_of
 
 FREE = Overheads.none()
+RANK, LEVEL, VALUE = 1, 3, 5
+"""Where they stand in a step."""
 HALVES = ScalingCurve(((1, 1.0), (2, 1.5), (4, 2.0)))
 
 
@@ -66,7 +69,7 @@ def test_the_deadline_that_a_refusal_names_is_accepted(jobs: list[JobSpec], slot
     at_once = [replace(spec, submit_s=0.0, deadline_s=(spec.deadline_s or 0.0) - spec.submit_s) for spec in jobs]
     view = view_of(cluster, [JobState(spec) for spec in at_once], slot_s=slot_s)
     round_ = tick(view, policy, TickState())
-    in_view = {v.job: replace(view.jobs[v.job], admitted_s=0.0) for v in round_.verdicts if v.admitted}
+    in_view = {v.job: structs.replace(view.jobs[v.job], admitted_s=0.0) for v in round_.verdicts if v.admitted}
     memory: object = None
     for state in in_view.values():
         verdict, memory = policy.admit(view_of(cluster, in_view, slot_s=slot_s), state, memory)
@@ -124,10 +127,10 @@ def test_free_devices_go_where_they_return_most() -> None:
     pair = [Climber(flat, 1, 1.0, 0), Climber(steep, 1, 1.0, 0)]
     some = climbed(pair, 3, lambda *_: True)
     assert some.keys() == {"1"}
-    assert (steep.levels[some["1"].level - 1], some["1"].value) == (4, 0.0)
+    assert (steep.levels[some["1"][LEVEL] - 1], some["1"][VALUE]) == (4, 0.0)
     everything = climbed(pair, 6, lambda *_: True)
-    assert [flat.levels[everything["0"].level - 1], steep.levels[everything["1"].level - 1]] == [4, 4]
-    assert everything["1"].value > everything["0"].value
+    assert [flat.levels[everything["0"][LEVEL] - 1], steep.levels[everything["1"][LEVEL] - 1]] == [4, 4]
+    assert everything["1"][VALUE] > everything["0"][VALUE]
 
 
 def test_a_rigid_job_stays_or_asks() -> None:
@@ -139,7 +142,7 @@ def test_a_rigid_job_stays_or_asks() -> None:
         return False
 
     stays = climbed([Climber(ladder, 1, 1.0, 4, rigid=True)], 7, refuse)
-    assert (stays["0"].level, asked) == (3, [4])
+    assert (stays["0"][LEVEL], asked) == (3, [4])
     assert not climbed([Climber(ladder, 1, 1.0, 4, rigid=True)], 2, refuse), "there is no stopping on the way"
 
 
@@ -161,13 +164,14 @@ def test_one_sorted_pass_gives_the_best_step_that_is_left_again_and_again(jobs: 
     wanted: dict[JobId, Step] = {}
     left = free
     while any(chains.values()):
-        step = max((chain[0] for chain in chains.values() if chain), key=lambda s: (s.value, -s.rank))
-        chain = chains[step.job]
-        if step.more > left or (step.asks and step.level % 2):
+        step = max((chain[0] for chain in chains.values() if chain), key=lambda s: (s[VALUE], -s[RANK]))
+        _, _, name, level, more, _, asks = step
+        chain = chains[name]
+        if more > left or (asks and level % 2):
             chain.clear()
             continue
-        wanted[step.job] = chain.pop(0)
-        left -= step.more
+        wanted[name] = chain.pop(0)
+        left -= more
     everything = [s for k, job in enumerate(jobs) for s in steps_of(JobId(str(k)), float(k), job)]
     assert climb(everything, free, lambda _, level: level % 2 == 0) == wanted
 

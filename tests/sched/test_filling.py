@@ -3,11 +3,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from melodeon.core.curve import Ladder, ScalingCurve
 from melodeon.core.jobs import Goal, JobId
 from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve
-from melodeon.sched.pool import NOTHING, Member, Pool, refresh
+from melodeon.sched.pool import NOTHING, Member, Pool, has_room, rearranged, refresh, with_newcomer
 from melodeon.sched.profile import Profile
 
 FIGURE_4 = ScalingCurve(((1, 1.0), (2, 1.5), (4, 2.0))).ladder()
@@ -57,12 +58,12 @@ def test_a_pause_is_paid_for_in_advance() -> None:
 
 
 def test_a_job_that_runs_already_at_its_level_pays_no_pause_for_going_on() -> None:
-    going_on = ask(100.0, 100.0 + 1e-3, pause_s=7.0)._replace(held=1)
+    going_on = replace(ask(100.0, 100.0 + 1e-3, pause_s=7.0), held=1)
     found = fill(Profile(0.0, 1), going_on, UNITS)
     assert found is not None
     assert found.blocks == ((0.0, 100.0 + 1e-3, 1),)
-    assert fill(Profile(0.0, 1), going_on._replace(held=0), UNITS) is None
-    assert fill(Profile(0.0, 1), going_on._replace(resume_s=3.0), UNITS) is None
+    assert fill(Profile(0.0, 1), replace(going_on, held=0), UNITS) is None
+    assert fill(Profile(0.0, 1), replace(going_on, resume_s=3.0), UNITS) is None
 
 
 def test_a_kept_reservation_gives_up_its_beginning_when_the_job_is_ahead() -> None:
@@ -114,6 +115,25 @@ def test_theorem_1_on_linear_curves(devices: int, jobs: list[tuple[int, int]]) -
     old = Pool(0.0, empty, frozenset(), Profile(0.0, devices))
     pool = refresh(old, asks, Grid(0.0, 1e-7), devices, 0)
     assert (not pool.late) == (max(loads) <= 1)
+
+
+@given(
+    st.integers(1, 16),
+    st.lists(st.tuples(st.floats(1, 500), st.floats(10, 400), st.floats(0, 20)), min_size=2, max_size=10),
+    st.integers(0, 1),
+)
+def test_room_for_a_newcomer_is_made_as_if_everybody_were_filled_anew(
+    devices: int, jobs: list[tuple[float, float, float]], spare: int
+) -> None:
+    asks = [ask(work, due, name=str(k), pause_s=pause) for k, (work, due, pause) in enumerate(jobs)]
+    newcomer, members = asks[-1], {one.job: Member(Goal.HARD, NOTHING, one, 0.0) for one in asks[:-1]}
+    old = Pool(0.0, members, frozenset(), Profile(0.0, devices))
+    pool = refresh(old, {one.job: one for one in asks[:-1]}, UNITS, devices, spare)
+    assume(pool.queue is not None)
+    grown = rearranged(pool, newcomer, UNITS, spare)
+    assert grown == rearranged(replace(pool, queue=None), newcomer, UNITS, spare)
+    beside = with_newcomer(pool, newcomer, Goal.HARD, UNITS, spare)
+    assert has_room(pool, newcomer, UNITS, spare) == (beside is not None or grown is not None)
 
 
 @given(

@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+from msgspec import structs
+
 from melodeon.core.cluster import Cluster, NodeId
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.curve import ScalingCurve
@@ -29,7 +31,7 @@ def after(view: ClusterView, **counts: int) -> ClusterView:
     """The view once a round has been carried out."""
     plan = tick(view, Fixed(**counts), TickState()).plan
     jobs = {
-        name: replace(
+        name: structs.replace(
             state,
             admitted_s=0.0,
             counts=plan.shares[name].counts if name in plan.shares else (),
