@@ -53,7 +53,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     clock = Clock()
     for method in COUNTED:
         clock.count(job.course.beat, method, 1)
-    clock.count(job, "boundary", 1)
+    clock.count(job.course, "boundary", 1)
     shares: list[float] = []
     started = before = 0.0
     for _ in job.epochs(1_000_000):

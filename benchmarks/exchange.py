@@ -9,14 +9,13 @@ of one host use) and sockets (what workers of different hosts use). The ratio is
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from _common import progress, report
-from torch import multiprocessing
+from _processes import run_processes
 
 from melodeon.core.launch import Launch
 from melodeon.runtime.arena import map_segments
@@ -84,7 +83,7 @@ def main() -> None:
     sizes = [int(text) for text in options.mib.split(",")]
     cases = []
     for size in (int(text) for text in options.processes.split(",")):
-        for row in _run(size, sizes, options.repeats):
+        for row in map(json.loads, run_processes(work, size, sizes, options.repeats).splitlines()):
             for name in ("shared memory", "sockets"):
                 ratio = round(row["gloo"] / row[name], 3)
                 cases.append(
@@ -108,22 +107,6 @@ def main() -> None:
         ratio=worst["ratio"],
         cases=cases,
     )
-
-
-def _run(size: int, sizes: list[int], repeats: int) -> list[dict[str, float]]:
-    with tempfile.TemporaryDirectory() as folder:
-        meet, output = str(Path(folder) / "meet"), Path(folder) / "rows"
-        context = multiprocessing.get_context("spawn")
-        processes = [
-            context.Process(target=work, args=(rank, size, meet, sizes, repeats, str(output))) for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit(f"a process of {size} failed")
-        return [json.loads(line) for line in output.read_text().splitlines()]
 
 
 if __name__ == "__main__":

@@ -217,8 +217,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--block-s", type=float, default=0.5, help="about how long a turn lasts")
     options = parser.parse_args()
+    models = options.models.split(",")
+    if unknown := [model for model in models if model not in CASES]:
+        parser.error(f"{unknown[0]!r} is none of the models {', '.join(CASES)}")
     torch.set_num_threads(1)
-    cases = [measure(model, options.rounds, options.block_s) for model in options.models.split(",") if model in CASES]
+    cases = [measure(model, options.rounds, options.block_s) for model in models]
     worst = min(cases, key=lambda case: float(case["ratio"]))
     report(
         benchmark="idle_overhead",

@@ -13,7 +13,6 @@ import ctypes
 import json
 import socket
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from _common import progress, report
-from torch import multiprocessing
+from _processes import run_processes
 
 from melodeon.core.launch import Launch
 from melodeon.core.replication import Copy, Distance
@@ -157,24 +156,6 @@ def work(rank: int, size: int, path: str, megabytes: int, repeats: int, output: 
         Path(output).write_text(json.dumps(row))
 
 
-def run(size: int, megabytes: int, repeats: int) -> dict[str, Any]:
-    """One measurement on `size` processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        meet, output = str(Path(folder) / "meet"), Path(folder) / "row"
-        context = multiprocessing.get_context("spawn")
-        processes = [
-            context.Process(target=work, args=(rank, size, meet, megabytes, repeats, str(output)))
-            for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit(f"a process of {size} failed")
-        return dict(json.loads(output.read_text()))
-
-
 def fits(size: int, megabytes: int) -> bool:
     """Whether the processes' memory is there: each has a state, two flat buffers, and receives new tensors."""
     lines = Path("/proc/meminfo").read_text().splitlines()
@@ -195,7 +176,7 @@ def main() -> None:
             if not fits(readers + 1, megabytes):
                 progress(f"{megabytes} MB with {readers} readers does not fit the free memory: left out")
                 continue
-            row = run(readers + 1, megabytes, options.repeats)
+            row: dict[str, Any] = json.loads(run_processes(work, readers + 1, megabytes, options.repeats))
             speeds = {name: row["bytes"] / 1e9 / statistics.median(seconds) for name, seconds in row["times"].items()}
             for name, peer in PEERS.items():
                 pairs = zip(row["times"][peer], row["times"][name], strict=True)

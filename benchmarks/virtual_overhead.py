@@ -3,7 +3,7 @@
 Both train the same model on the same data at the same level of determinism, in turns, each through its own loader;
 the ratio is throughput, ours over the peer's. On CUDA also the peak memory of each.
 
-    python benchmarks/virtual_overhead.py [--model resnet18|gpt10m|resnet50|gpt2|all] [--micro-batch N] [--steps N]
+    python benchmarks/virtual_overhead.py [--model resnet18|gpt10m|resnet50|gpt2|all] [--steps N]
 """
 
 import argparse

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from melodeon.backends.local import Event, OnEvent, OnOutput, worker_env
-from melodeon.backends.outcome import Outcome
+from melodeon.backends.outcome import STOPPED, Outcome
 from melodeon.backends.signals import forwarded_signals
 from melodeon.backends.tail import Tail
 from melodeon.coord import registry
@@ -34,7 +34,7 @@ from melodeon.coord.marks import kill_group, last_line, read_mark, read_marks, s
 from melodeon.coord.master_state import JobConfig
 from melodeon.coord.messages import Ask
 from melodeon.coord.store import StoreUnreachable
-from melodeon.core.errors import Cancelled, UsageError
+from melodeon.core.errors import UsageError
 from melodeon.core.launch import VARIABLE, Launch
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ class _Job:
         self._token = secrets.token_hex(16)
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._exits: dict[str, int] = {}
+        """For each running agent, a descriptor that becomes readable when it has ended."""
         self._sockets: dict[str, str] = {}
         self._restarts: dict[tuple[str, int], deque[float]] = {}
         self._errors: list[Event] = []
@@ -207,14 +209,8 @@ class _Job:
                 start_new_session=True,
             )
         self._running[agent] = process
-        exited = os.pidfd_open(process.pid)
-
-        def ended() -> None:
-            self._selector.unregister(exited)
-            os.close(exited)
-            self._ended(agent, lifeline)
-
-        self._selector.register(exited, selectors.EVENT_READ, ended)
+        self._exits[agent] = os.pidfd_open(process.pid)
+        self._selector.register(self._exits[agent], selectors.EVENT_READ, partial(self._ended, agent, lifeline))
 
     def _socket_path(self, name: str) -> Path:
         """In the run's folder where that is short enough for a socket, else in one of its own."""
@@ -238,6 +234,9 @@ class _Job:
                 self._say_stop()
 
     def _ended(self, agent: str, lifeline: int) -> None:
+        exited = self._exits.pop(agent)
+        self._selector.unregister(exited)
+        os.close(exited)
         code = self._running.pop(agent).wait()
         if code == 0:
             return
@@ -326,6 +325,8 @@ class _Job:
         for process in self._running.values():
             kill_group(process.pid)
             process.wait()
+        for exited in self._exits.values():
+            os.close(exited)
         folders = [self._run_dir / "agents" / agent for agent in self._sockets]
         nurseries = [pid for folder in folders if (pid := read_mark(folder / "nursery.pid"))]
         _end_all(nurseries)
@@ -338,8 +339,8 @@ class _Job:
             return Outcome(exit_code=1, reason=self._hopeless)
         stored = store.read(f"melodeon/{self._elastic.job.job}/state", self._token)
         found = reason_of(stored, self._run_dir, self._errors)
-        if self._stopping is not None and (found is None or found.ok or found.exit_code == Cancelled.exit_code):
-            return Outcome(exit_code=Cancelled.exit_code, reason="the run was stopped on request")
+        if self._stopping is not None and (found is None or found.ok or found == STOPPED):
+            return STOPPED
         return found or Outcome(exit_code=1, reason="the agents ended, and none of them said how the job did")
 
 

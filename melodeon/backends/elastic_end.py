@@ -6,10 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from melodeon.backends.outcome import Exit, Outcome, judge
+from melodeon.backends.outcome import STOPPED, Exit, Outcome, judge
 from melodeon.coord.agent_workers import End
 from melodeon.coord.master_state import MasterState
-from melodeon.core.errors import Cancelled
 
 
 def reason_of(stored: bytes | None, run_dir: Path, errors: Sequence[Mapping[str, object]]) -> Outcome | None:
@@ -22,7 +21,7 @@ def reason_of(stored: bytes | None, run_dir: Path, errors: Sequence[Mapping[str,
     if state.outcome == "failed":
         return _failed(state.text, errors)
     if state.outcome == "stopped":
-        return Outcome(exit_code=Cancelled.exit_code, reason="the run was stopped on request")
+        return STOPPED
     # Trained to the end; what a script does after that can still fail.
     finished = {info.worker for info in state.workers.values() if info.finished}
     exits = [

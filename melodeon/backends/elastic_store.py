@@ -6,7 +6,7 @@ A thread, because the launcher may stand still (a terminal that is held, a slow 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,17 +15,14 @@ from melodeon.coord.store import open_store
 
 T = TypeVar("T")
 
-Call = Callable[[Coroutine[Any, Any, Any]], Any]
-
 
 @contextlib.contextmanager
-def hosted_store(path: Path | None, address: str | None, token: str) -> Iterator["StoreThread"]:
-    """A store at a Unix socket, or a caller's own at `address`; gone with the block, the caller's stays."""
+def hosted_store(path: Path, address: str | None, token: str) -> Iterator["StoreThread"]:
+    """A store at the Unix socket `path`, or a caller's own at `address`; gone with the block, the caller's stays."""
     thread = StoreThread()
     server = None
     try:
         if address is None:
-            assert path is not None
             server = thread.run(_serve(path, token))
             address = f"unix:{path}"
         thread.address = address

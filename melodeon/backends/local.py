@@ -107,6 +107,7 @@ class _Crew:
     def start(self, command: Sequence[str], launch: Launch, extra: Mapping[str, str]) -> None:
         """Start one worker and listen to it."""
         heard, events = os.pipe()
+        self._stack.callback(os.close, heard)
         full = replace(launch, event_fd=events, lifeline_fd=self._lifeline)
         out, err = (
             self._stack.enter_context((self._run_dir / f"worker-{launch.worker}.{end}").open("ab", buffering=0))
@@ -128,7 +129,6 @@ class _Crew:
             os.close(events)
         self._running[launch.worker] = process
         self._flushes[launch.worker] = [self._listen(heard, self._heard)]
-        self._stack.callback(os.close, heard)
         for name, pipe, log in (("stdout", process.stdout, out), ("stderr", process.stderr, err)):
             if pipe is not None:
                 self._stack.enter_context(pipe)

@@ -46,10 +46,13 @@ class Outcome:
         return "stopped" if self.exit_code == Cancelled.exit_code else "failed"
 
 
+STOPPED = Outcome(exit_code=Cancelled.exit_code, reason="the run was stopped on request")
+
+
 def judge(exits: Sequence[Exit], errors: Sequence[Mapping[str, object]], *, cancelled: bool) -> Outcome:
     """The outcome of a run whose workers have all ended; `errors` are their error events, in the order heard."""
     if cancelled:
-        return Outcome(exit_code=Cancelled.exit_code, reason="the run was stopped on request")
+        return STOPPED
     if all(end.code == 0 for end in exits):
         return Outcome(exit_code=0)
     failed = [end for end in exits if end.code != 0]

@@ -63,7 +63,32 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
     if launch.num_workers < 1:
         raise UsageError(f"{launch.num_workers} workers cannot run anything: choose at least 1")
     run_dir = new_run_dir(Path(launch.runs_root), request.name)
-    record: dict[str, object] = {
+    record = _begun(request, launch, run_dir)
+    write_record(run_dir, record)
+    last: Event = {}
+
+    def listen(event: Event) -> None:
+        last.update({key: event[key] for key in ("step", "digest") if key in event})
+        if event.get("kind") == "joined":
+            record.update({key: event[key] for key in ("assignment", "virtual_workers", "order") if key in event})
+        if on_event is not None:
+            on_event(event)
+
+    started = time.monotonic()
+    outcome = Outcome(exit_code=1, reason="the launcher failed")
+    try:
+        outcome = _run(request, launch, run_dir, listen, on_output)
+    finally:
+        seconds = time.monotonic() - started
+        record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": outcome.reason}
+        record |= {"seconds": round(seconds, 3), "steps": last.get("step"), "digest": last.get("digest")}
+        write_record(run_dir, record)
+    return _report(run_dir, outcome, seconds, last)
+
+
+def _begun(request: Request, launch: Launch, run_dir: Path) -> dict[str, object]:
+    """The record of a run that has just been started."""
+    return {
         "id": run_dir.name,
         "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": list(request.command) or [sys.executable, request.script, *request.args],
@@ -78,41 +103,17 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
         "status": "running",
         "exit_code": None,
     }
-    write_record(run_dir, record)
-    last: Event = {}
 
-    def listen(event: Event) -> None:
-        last.update({key: event[key] for key in ("step", "digest") if key in event})
-        if event.get("kind") == "joined":
-            record.update({key: event[key] for key in ("assignment", "virtual_workers", "order") if key in event})
-        if on_event is not None:
-            on_event(event)
 
-    started = time.monotonic()
-    outcome = Outcome(exit_code=1, reason="the launcher failed")
-    try:
-        command = [request.script, *request.args]
-        if request.elastic is None:
-            outcome = run_local(
-                command, launches_for(launch, run_dir), run_dir, env=request.env, on_event=listen, on_output=on_output
-            )
-        else:
-            elastic = replace(request.elastic, job=msgspec.structs.replace(request.elastic.job, job=run_dir.name))
-            outcome = run_elastic(
-                command,
-                replace(launch, elastic=True, run_dir=str(run_dir.resolve()), runs_root=str(run_dir.resolve().parent)),
-                run_dir,
-                elastic,
-                env=request.env,
-                on_event=listen,
-                on_output=on_output,
-            )
-    finally:
-        seconds = time.monotonic() - started
-        record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": outcome.reason}
-        record |= {"seconds": round(seconds, 3), "steps": last.get("step"), "digest": last.get("digest")}
-        write_record(run_dir, record)
-    return _report(run_dir, outcome, seconds, last)
+def _run(request: Request, launch: Launch, run_dir: Path, on_event: OnEvent, on_output: OnOutput | None) -> Outcome:
+    command = [request.script, *request.args]
+    if request.elastic is None:
+        launches = launches_for(launch, run_dir)
+        return run_local(command, launches, run_dir, env=request.env, on_event=on_event, on_output=on_output)
+    elastic = replace(request.elastic, job=msgspec.structs.replace(request.elastic.job, job=run_dir.name))
+    absolute = run_dir.resolve()
+    told = replace(launch, elastic=True, run_dir=str(absolute), runs_root=str(absolute.parent))
+    return run_elastic(command, told, run_dir, elastic, env=request.env, on_event=on_event, on_output=on_output)
 
 
 def launches_for(launch: Launch, run_dir: Path) -> list[Launch]:

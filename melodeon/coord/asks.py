@@ -5,13 +5,14 @@ from typing import Any
 
 import msgspec
 
-from melodeon.coord.changes import cancel
+from melodeon.coord.changes import cancel, supersede
 from melodeon.coord.ending import end_job
 from melodeon.coord.master_state import Change, JobPhase, Turn
 from melodeon.coord.messages import Answer, Ask
-from melodeon.coord.profiling import begin_profile
+from melodeon.coord.placing import in_words, read_slots, refusal
+from melodeon.coord.profiling import begin_profile, drop_profile
 from melodeon.coord.status import status_values
-from melodeon.coord.views import seated
+from melodeon.coord.views import places, seated
 
 
 def take_ask(turn: Turn, ask: Ask) -> None:
@@ -92,6 +93,22 @@ def _migrate(turn: Turn, ask: Ask) -> None:
     turn.state.queue.append(Change(what="migrate", reason=reason, ask=ask.id, workers=[worker], on=to))
 
 
+def _place(turn: Turn, ask: Ask) -> None:
+    state = turn.state
+    slots = read_slots(ask.values.get("slots"))
+    if state.view is not None and (why := refusal(state, slots)):
+        turn.answer(ask.id, False, why)
+        return
+    if state.profile is not None:
+        if sorted(places(slots)) == sorted(places(state.slots)):
+            turn.answer(ask.id, True, f"workers are on {in_words(slots)}, as far as the profile takes them")
+            return
+        drop_profile(turn, "the job was given other slots")
+    change = Change(what="place", reason=f"workers on {in_words(slots)} were asked for", ask=ask.id, slots=slots)
+    supersede(turn, change)
+    state.queue.append(change)
+
+
 def _profile(turn: Turn, ask: Ask) -> None:
     begin_profile(
         turn,
@@ -135,6 +152,7 @@ ASKS: dict[str, Callable[[Turn, Ask], None]] = {
     "scale_in": _in,
     "scale": _scale,
     "migrate": _migrate,
+    "place": _place,
     "profile": _profile,
     "checkpoint": _checkpoint,
     "stop": _stop,

@@ -9,7 +9,19 @@ from collections.abc import Callable
 from melodeon.coord.hybrid import decide
 from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
 from melodeon.coord.messages import Phase
-from melodeon.coord.views import alive, counts_for, place, propose, room, seated, start_workers, unsettled
+from melodeon.coord.placing import begin_place, is_placed, lose_newcomer, pursue_place, stay
+from melodeon.coord.views import (
+    alive,
+    counts_for,
+    drop_worker,
+    find_room,
+    places,
+    propose,
+    room,
+    seated,
+    start_workers,
+    unsettled,
+)
 
 
 def run_changes(turn: Turn) -> None:
@@ -36,6 +48,7 @@ def _begin(turn: Turn, change: Change) -> None:
     refusal = BEGIN[change.what](turn, change)
     if refusal and state.current is not None:
         change.notes.append(refusal)
+        _drop_newcomers(turn, change)
         finish(turn, change, ok=False)
 
 
@@ -45,7 +58,8 @@ def _advance(turn: Turn, change: Change) -> bool:
     if change.stage is Stage.SWITCHING:
         turn.move_change(change, Stage.STARTING)
     _forget_lost(turn, change)
-    if any(state.workers[worker].phase is Phase.STARTING for worker in change.adding):
+    waits = change.what == "place" and pursue_place(turn, change)
+    if waits or any(state.workers[worker].phase is Phase.STARTING for worker in change.adding):
         return False
     target = _target(state, change)
     if not target:
@@ -55,9 +69,13 @@ def _advance(turn: Turn, change: Change) -> bool:
         # Nothing is left of what was to be added, so nothing that depended on it happens either.
         finish(turn, change, ok=False)
         return True
+    if change.what == "place" and not change.adding and set(change.removing) >= set(seated(state)):
+        stay(turn, change)
+        finish(turn, change, ok=False)
+        return True
     same = set(target) == set(seated(state))
     if same and (change.what != "rebalance" or change.views or counts_for(state, target) == _counts(state)):
-        finish(turn, change, ok=True)
+        finish(turn, change, ok=change.what != "place" or is_placed(state, change))
         return True
     if change.what in GROWERS:
         _set_batch(turn, target)
@@ -117,12 +135,30 @@ def stand_aside(turn: Turn) -> None:
         state.current = None
 
 
+def supersede(turn: Turn, newer: Change) -> None:
+    """Of wishes about slots only the newest counts: older ones end, and what they have started is taken over."""
+    state = turn.state
+    older = [change for change in state.queue if change.what == "place"]
+    if state.current is not None and state.current.what == "place" and not state.current.views:
+        older.append(state.current)
+        state.current = None
+    state.queue = [change for change in state.queue if change not in older]
+    wished = places(newer.slots)
+    for change in older:
+        infos = [state.workers[worker] for worker in change.adding if alive(state, worker)]
+        newer.adding += [info.worker for info in infos if (info.agent, info.slot) in wished]
+        change.adding = [worker for worker in change.adding if worker not in newer.adding]
+        _drop_newcomers(turn, change)
+        turn.move_change(change, Stage.OVER)
+        turn.answer(change.ask, False, "a newer wish about the job's slots has taken its place")
+
+
 def _drop_newcomers(turn: Turn, change: Change) -> None:
     from_view = seated(turn.state)
     for worker in change.adding:
         info = turn.state.workers.get(worker)
-        if info is not None and worker not in from_view:
-            info.phase = Phase.GONE
+        if info is not None and worker not in from_view and info.phase is not Phase.GONE:
+            drop_worker(turn, worker, "it is not needed any more")
 
 
 def _forget_lost(turn: Turn, change: Change) -> None:
@@ -137,6 +173,8 @@ def _forget_lost(turn: Turn, change: Change) -> None:
                 turn.state.owed += 1
             elif change.what == "migrate":
                 change.removing = change.removing[: len(change.adding)]  # who has no successor stays
+            elif change.what == "place":
+                lose_newcomer(turn)
             elif change.what in ("scale_out", "scale"):
                 turn.state.wanted = max(1, turn.state.wanted - 1)
     change.removing = [worker for worker in change.removing if alive(turn.state, worker)]
@@ -157,6 +195,7 @@ def _set_batch(turn: Turn, target: list[int]) -> None:
     decision = decide(curves, factor, len(seated(state)), len(target), hybrid.max_factor)
     if decision.factor != factor:
         state.batch = (decision.factor, state.generation + 1)
+        state.paces = {}  # a step is another amount of work from now on
         turn.record("batch", factor=decision.factor, generation=state.generation + 1, why=decision.why)
 
 
@@ -174,12 +213,13 @@ def _begin_out(turn: Turn, change: Change) -> str:
         )
     if change.on and change.on not in state.agents:
         return f"there is no agent {change.on!r}: choose one of {', '.join(sorted(state.agents)) or 'none'}"
-    free = len(place(state, change.count, change.on))
+    free = len(find_room(state, change.count, change.on))
     if free < change.count:
         if change.what == "replace":
             state.owed += change.count
         where = f"agent {change.on}" if change.on else "the agents"
-        return f"{change.count} new workers need {change.count} free slots, and {where} have {free}: add an agent"
+        fix = "add an agent" if not state.slots else "place the job on more slots first"
+        return f"{change.count} new workers need {change.count} free slots, and {where} have {free}: {fix}"
     change.adding = start_workers(turn, change.count, change.on)
     if change.what == "scale_out":
         state.wanted += change.count
@@ -229,14 +269,15 @@ def _begin_migrate(turn: Turn, change: Change) -> str:
     now = seated(state)
     leave = [worker for worker in change.workers if worker in now]
     if not leave:
-        return f"worker {change.workers} is not in the job: choose of {', '.join(map(str, now))}"
+        return f"worker {change.workers[0]} is not in the job: choose of {', '.join(map(str, now))}"
     if state.virtual_workers == 1:
         return "a job with virtual_workers=1 cannot move: its state is copied inside a view of two; raise it to 2"
     if change.on and change.on not in state.agents:
         return f"there is no agent {change.on!r}: choose one of {', '.join(sorted(state.agents))}"
     elsewhere = change.on or _elsewhere(state, leave)
-    if len(place(state, len(leave), elsewhere)) < len(leave):
-        return f"moving {len(leave)} workers needs as many free slots, and there are fewer: add an agent"
+    if len(find_room(state, len(leave), elsewhere)) < len(leave):
+        fix = "add an agent" if not state.slots else "place the job on other slots instead"
+        return f"moving {len(leave)} workers needs as many free slots, and there are fewer: {fix}"
     change.adding = start_workers(turn, len(leave), elsewhere)
     change.removing = leave
     return ""
@@ -246,7 +287,7 @@ def _elsewhere(state: MasterState, leave: list[int]) -> str:
     """Another agent than theirs, where one has room for them all; else any."""
     homes = {state.workers[worker].agent for worker in leave}
     others = [name for name in sorted(state.agents) if name not in homes]
-    return next((name for name in others if len(place(state, len(leave), name)) >= len(leave)), "")
+    return next((name for name in others if len(find_room(state, len(leave), name)) >= len(leave)), "")
 
 
 def _begin_preempt(turn: Turn, change: Change) -> str:
@@ -275,11 +316,12 @@ BEGIN: dict[str, Callable[[Turn, Change], str]] = {
     "scale": _begin_scale,
     "resize": _begin_scale,
     "migrate": _begin_migrate,
+    "place": begin_place,
     "preempt": _begin_preempt,
     "rebalance": lambda _turn, _change: "",  # the weights are set; the next view takes them
 }
 
 # What people ask for may change the batch: not a replacement of who was lost, nor the sizes that a profile walks.
-GROWERS = frozenset({"scale_out", "scale"})
+GROWERS = frozenset({"scale_out", "scale", "place"})
 # What a change of these kinds does depends on its newcomers.
 ADDERS = frozenset({"scale_out", "replace", "migrate"})

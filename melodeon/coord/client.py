@@ -9,9 +9,11 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from melodeon.coord import registry
 from melodeon.coord.lines import Line, Watch
@@ -25,6 +27,8 @@ RESEND_S = 2.0
 """An agent that has not answered by then may be stuck: the next one is asked as well."""
 
 RETRY_S = 0.1
+
+_HEARD = msgspec.msgpack.Decoder(Answer | Line)
 
 
 def connect(run: str | Path | None = None) -> "JobHandle":
@@ -69,6 +73,10 @@ class JobHandle:
     def migrate(self, worker: int | None = None, to: str | None = None) -> Answer:
         """Move a worker (the one of virtual rank 0 by default) to a fresh process, on the named agent's node if any."""
         return self.ask("migrate", {"worker": worker, "to": to})
+
+    def place(self, slots: Mapping[str, Sequence[int]]) -> Answer:
+        """Have one worker on each of these device slots, by agent, and none elsewhere."""
+        return self.ask("place", {"slots": {agent: list(some) for agent, some in slots.items()}})
 
     def profile(self, min: int, max: int) -> Answer:  # noqa: A002 - the words of the command
         """Measure steps per second at the sizes from `min` to `max`; the job goes on meanwhile."""
@@ -168,7 +176,7 @@ class _Calls:
             except OSError:
                 call.close()
                 continue
-            self._open[call] = (index, Frames(Answer | Line))  # type: ignore[arg-type]
+            self._open[call] = (index, Frames(_HEARD))
             self._selector.register(call, selectors.EVENT_READ)
             self.index = index
             return

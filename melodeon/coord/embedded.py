@@ -318,5 +318,7 @@ class EmbeddedStore:
             if watch.waiting_since is not None and now - watch.waiting_since > self._patience_s:
                 del self._watches[number]
                 watch.news.put_nowait(
-                    StoreUnreachable(f"the store at {self.address} has been away for {self._patience_s:g} s")
+                    StoreUnreachable(
+                        f"the store at {self.address} has been away for {self._patience_s:g} s: is its host running?"
+                    )
                 )

@@ -61,12 +61,6 @@ class Transaction(msgspec.Struct, frozen=True):
     responses: tuple[Step, ...] = ()
 
 
-class LeaseGrant(msgspec.Struct, frozen=True):
-    """A new lease."""
-
-    ID: int = 0
-
-
 class LeaseLife(msgspec.Struct, frozen=True):
     """What a refresh gives; 0 seconds for a lease that is not there."""
 
@@ -98,10 +92,9 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error's number and sentence; streams call them otherwise."""
+    """An error's number and sentence."""
 
     code: int = 0
-    grpc_code: int = 0
     message: str = ""
 
 

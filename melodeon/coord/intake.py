@@ -4,6 +4,8 @@ A report is taken if its (incarnation, number) is higher than the last, a status
 table allows the move: a doubled, late or out-of-order document changes nothing.
 """
 
+from math import isfinite
+
 from melodeon.coord.master_state import WORKER_MOVES, AgentInfo, JobPhase, Turn, WorkerInfo
 from melodeon.coord.messages import Phase, Report, Status
 from melodeon.coord.views import concerned
@@ -47,7 +49,11 @@ def take_status(turn: Turn, info: WorkerInfo, status: Status) -> None:
     info.busy_s, info.pause_s = status.busy_s, status.pause_s
     info.address, info.checkpoint, info.keeps = status.address, status.checkpoint, status.keeps
     info.preempted, info.broken = status.preempted, status.broken
-    info.error = status.error
+    info.error, info.at = status.error, status.at
+    if status.total_steps is not None:
+        turn.state.total_steps, turn.state.steps_per_epoch = status.total_steps, status.steps_per_epoch
+    if status.metrics:
+        turn.state.metrics = {name: value for name, value in status.metrics.items() if isfinite(value)}
     if status.factor and turn.state.batch[1] == 0 and status.factor != turn.state.batch[0]:
         # It came with a checkpoint: no view of this job has changed it yet.
         turn.state.batch = (status.factor, 0)

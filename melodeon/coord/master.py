@@ -31,11 +31,13 @@ class Master:
     @classmethod
     def begin(cls, config: JobConfig, fence: int = 0) -> "Master":
         """The first master of a job."""
+        workers = sum(map(len, config.slots.values())) or config.workers
         state = MasterState(
             config=config,
             fence=fence,
-            wanted=config.workers,
-            owed=config.workers,
+            wanted=workers,
+            owed=workers,
+            slots=config.slots,
             restarts_left=config.restarts,
         )
         return cls(state)

@@ -20,6 +20,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     workers: int = 1
     """Workers at the start."""
+    slots: dict[str, list[int]] = {}
+    """The device slots, by agent, that the job has at the start: one worker on each, and nobody elsewhere. Empty: any,
+    for `workers` workers."""
     min_workers: int = 1
     max_workers: int = 0
     """0: as many as there are virtual workers."""
@@ -97,7 +100,7 @@ class Change(msgspec.Struct, kw_only=True):
     """A wished change of membership. `adding` and `removing` are filled when its turn comes."""
 
     what: str
-    """`scale_out`, `scale_in`, `scale`, `migrate`, `replace`, `preempt`, `rebalance`, `remove`, `resize`."""
+    """`scale_out`, `scale_in`, `scale`, `migrate`, `place`, `replace`, `preempt`, `rebalance`, `remove`, `resize`."""
     reason: str
     ask: str = ""
     """The ask to answer when it is over; empty: the master's own."""
@@ -106,6 +109,10 @@ class Change(msgspec.Struct, kw_only=True):
     """Workers named for removal."""
     on: str = ""
     """The agent that new workers must be on; empty: any."""
+    slots: dict[str, list[int]] = {}
+    """`place`: where its workers shall be, by agent."""
+    waiting: list[tuple[str, int]] = []
+    """`place`: (agent, slot) on which a worker is to be started once it is free."""
     adding: list[int] = []
     removing: list[int] = []
     stage: Stage = Stage.QUEUED
@@ -138,6 +145,7 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
     pid: int = 0
     generation: int = 0
     step: int = -1
+    at: float = 0.0
     busy_s: tuple[float, ...] = ()
     pause_s: float = 0.0
     address: str = ""
@@ -205,6 +213,16 @@ class Profile(msgspec.Struct, kw_only=True):
     rates: dict[int, float] = {}
 
 
+class Mark(msgspec.Struct, kw_only=True):
+    """Where the measuring of the pace stands."""
+
+    worker: int
+    generation: int
+    step: int
+    at: float = 0.0
+    """When that worker committed the step, by its own clock; 0: it is not there yet."""
+
+
 class MasterState(msgspec.Struct, kw_only=True):
     """All of it."""
 
@@ -217,8 +235,15 @@ class MasterState(msgspec.Struct, kw_only=True):
     restarts_left: int = 0
     owed: int = 0
     """Workers to be started: all at the start, later replacements that wait for a free slot."""
+    slots: dict[str, list[int]] = {}
+    """The device slots that are the job's, by agent; empty: any."""
     virtual_workers: int = 0
     definition: str = ""
+    total_steps: int | None = None
+    """As the workers say; None: not known yet."""
+    steps_per_epoch: int | None = None
+    metrics: dict[str, float] = {}
+    """The newest logged means."""
     agents: dict[str, AgentInfo] = {}
     workers: dict[int, WorkerInfo] = {}
     view: View | None = None
@@ -235,6 +260,9 @@ class MasterState(msgspec.Struct, kw_only=True):
     """Hybrid scaling: (factor, from generation)."""
     curves: dict[int, dict[int, float]] = {}
     """Batch factor -> workers -> steps a second, from profiles."""
+    mark: Mark | None = None
+    paces: dict[int, list[tuple[int, float]]] = {}
+    """Workers -> (steps, seconds) of the newest stretches, while nothing changed."""
     checkpoint: int = 0
     """The highest checkpoint asked for."""
     checkpoint_asks: dict[str, int] = {}
@@ -268,7 +296,6 @@ class Turn(msgspec.Struct):
     answers: list[Answer] = []
     records: list[Record] = []
     dirty: bool = False
-    resend: str = ""
 
     def record(self, kind: str, **values: Any) -> None:
         """Write a line of events.jsonl."""

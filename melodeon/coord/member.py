@@ -116,9 +116,5 @@ class Member:
         """Released: nobody needs its state any more."""
         return self.released
 
-    def checkpoint_due(self, done: int) -> bool:
-        """A checkpoint was asked for that is newer than `done`."""
-        return self.checkpoint > done
-
     def _seated(self, view: View) -> bool:
         return view.rank_of(self.worker) is not None

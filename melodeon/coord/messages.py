@@ -43,13 +43,20 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The view that it has entered."""
     step: int = -1
     """Steps committed; -1 before it has any state."""
+    at: float = 0.0
+    """When it committed that step, by a clock of its own; 0: it does not say."""
     virtual_workers: int = 0
+    total_steps: int | None = None
+    """Steps until the end, the whole run's; None: not known."""
+    steps_per_epoch: int | None = None
     definition: str = ""
     """Digest of what defines the bits; a worker with another one may not join."""
     address: str = ""
     """`HOST:PORT` of the store that others may meet at, where workers are on several hosts."""
     busy_s: tuple[float, ...] = ()
     """Seconds of its own work in the newest steps, oldest first, ending with `step`; waiting for others not counted."""
+    metrics: dict[str, float] = {}
+    """The newest logged means, from the worker of virtual rank 0."""
     pause_s: float = 0.0
     """From its last commit in the view before to its first in this one; 0 until then."""
     checkpoint: int = 0
@@ -134,7 +141,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
 
     id: str
     what: str
-    """`scale_out`, `scale_in`, `scale`, `migrate`, `profile`, `checkpoint`, `status`, `stop`."""
+    """`scale_out`, `scale_in`, `scale`, `migrate`, `place`, `profile`, `checkpoint`, `status`, `stop`."""
     values: dict[str, Any] = {}
 
 
@@ -153,6 +160,3 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     values: dict[str, Any] = {}
-
-
-Message = Status | Notice | Orders | Report | Ask | Answer

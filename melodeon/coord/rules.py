@@ -6,11 +6,23 @@ from melodeon.coord.changes import cancel, run_changes, stand_aside
 from melodeon.coord.ending import end_job, judge_done, judge_errors
 from melodeon.coord.master_state import Change, JobPhase, Turn
 from melodeon.coord.messages import Phase
+from melodeon.coord.pace import note_pace
 from melodeon.coord.profiling import drop_profile, run_profile
 from melodeon.coord.status import committed
 from melodeon.coord.stragglers import watch_stragglers
 from melodeon.coord.switching import settle_view, tell_switch
-from melodeon.coord.views import alive, concerned, place, propose, room, seated, start_workers, unsettled
+from melodeon.coord.views import (
+    alive,
+    concerned,
+    drop_worker,
+    find_room,
+    places,
+    propose,
+    room,
+    seated,
+    start_workers,
+    unsettled,
+)
 
 
 def start(turn: Turn) -> None:
@@ -20,7 +32,7 @@ def start(turn: Turn) -> None:
     agents = sum(agent.heard and not agent.lost for agent in state.agents.values())
     waited = turn.due("agents", config.agents_s)
     if state.owed and (agents >= config.agents or waited):
-        free = len(place(state, state.owed))
+        free = len(find_room(state, state.owed))
         if free >= state.owed or (waited and free and state.generation):
             state.owed = 0 if free >= state.owed else state.owed - free
             start_workers(turn, free)
@@ -28,14 +40,21 @@ def start(turn: Turn) -> None:
                 state.wanted, state.owed = state.wanted - state.owed, 0
     ready = [info for info in state.workers.values() if alive(state, info.worker)]
     if state.owed and waited and not any(info.phase is Phase.STARTING for info in ready):
-        slots = len(place(state, state.owed))
-        text = f"{state.owed} workers need as many free slots, and the agents have {slots}: start fewer or add agents"
-        end_job(turn, "failed", text)
+        end_job(turn, "failed", _too_few(turn))
     elif not state.owed and len(ready) < max(1, config.min_workers):
         text = f"{len(ready)} workers are left to start with, at least {config.min_workers} are needed: see their logs"
         end_job(turn, "failed", text)
     elif not state.owed and all(info.phase is not Phase.STARTING for info in ready):
         _first_view(turn, [info.worker for info in ready])
+
+
+def _too_few(turn: Turn) -> str:
+    state = turn.state
+    free = len(find_room(state, state.owed))
+    if state.slots:
+        names = ", ".join(f"{agent}:{slot}" for agent, slot in places(state.slots))
+        return f"{state.owed} workers need as many of the slots {names}, and {free} are free: name slots that exist"
+    return f"{state.owed} workers need as many free slots, and the agents have {free}: start fewer or add agents"
 
 
 def _first_view(turn: Turn, workers: list[int]) -> None:
@@ -80,8 +99,7 @@ def mend(turn: Turn) -> None:
     fresh = [worker for worker in survivors if worker not in holders]
     free = state.virtual_workers - len(holders)
     for worker in fresh[free:]:
-        state.workers[worker].phase = Phase.GONE
-        turn.record("worker_gone", worker=worker, how="there are more workers than virtual workers", exit_code=None)
+        drop_worker(turn, worker, "there are more workers than virtual workers")
     kept = {*holders, *fresh[:free]}
     propose(turn, [worker for worker in survivors if worker in kept], planned=False, reason=state.torn)
 
@@ -100,7 +118,7 @@ def _start_again(turn: Turn) -> None:
         change.adding = []
     limit = room(state)
     for worker in spares[limit:]:
-        state.workers[worker].phase = Phase.GONE
+        drop_worker(turn, worker, "there are more workers than the job may have")
     spares = spares[:limit]
     state.owed = min(state.owed, limit - len(spares))
     missing = min(max(1, state.wanted), limit) - len(spares) - state.owed
@@ -157,7 +175,9 @@ def give_back(turn: Turn) -> None:
 def replace_lost(turn: Turn) -> None:
     """Replacements that are owed, as far as there are free slots."""
     state = turn.state
-    free = len(place(state, state.owed)) if state.owed else 0
+    if state.current is not None and state.current.what == "place":
+        return  # it fills every slot that it can
+    free = len(find_room(state, state.owed)) if state.owed else 0
     if free and not any(change.what == "replace" for change in state.queue):
         state.owed -= free
         state.queue.append(Change(what="replace", reason=f"{free} lost workers are replaced", count=free))
@@ -179,6 +199,7 @@ RULES: dict[JobPhase, tuple[Rule, ...]] = {
         give_back,
         replace_lost,
         watch_stragglers,
+        note_pace,
         run_profile,
         run_changes,
         tell_switch,

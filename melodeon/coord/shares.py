@@ -21,7 +21,7 @@ def counts_from_weights(virtual_workers: int, weights: Sequence[float]) -> tuple
     total = sum(filled)
     exact = [max(1.0, virtual_workers * weight / total) for weight in filled]
     counts = [int(share) for share in exact]
-    while sum(counts) > virtual_workers:  # the minimum of one each pushed the sum over: take from the largest excess
+    while sum(counts) > virtual_workers:  # the minimum of one each: those who have most give, of equals the slower
         over = max((i for i in range(num_workers) if counts[i] > 1), key=lambda i: (counts[i] - filled[i] / total, i))
         counts[over] -= 1
     while sum(counts) < virtual_workers:

@@ -4,6 +4,7 @@ from typing import Any
 
 from melodeon.coord.master_state import MasterState, WorkerInfo
 from melodeon.coord.messages import Phase
+from melodeon.coord.pace import rates
 
 
 def status_values(state: MasterState) -> dict[str, Any]:
@@ -14,6 +15,12 @@ def status_values(state: MasterState) -> dict[str, Any]:
         "phase": state.outcome or str(state.phase),
         "generation": state.generation,
         "step": committed(state),
+        "total_steps": state.total_steps,
+        "steps_per_epoch": state.steps_per_epoch,
+        "virtual_workers": state.virtual_workers or None,
+        "metrics": state.metrics,
+        "rates": {str(size): rate for size, rate in rates(state).items()},
+        "slots": state.slots,
         "workers": [_worker(state, info) for info in state.workers.values() if info.phase is not Phase.GONE],
         "queue": [{"what": c.what, "reason": c.reason, "stage": str(c.stage), "notes": c.notes} for c in changes],
         "restarts_left": state.restarts_left,
@@ -40,6 +47,7 @@ def _worker(state: MasterState, info: WorkerInfo) -> dict[str, Any]:
     return {
         "worker": info.worker,
         "agent": info.agent,
+        "slot": info.slot,
         "host": agent.host if agent else "",
         "pid": info.pid,
         "phase": str(info.phase),

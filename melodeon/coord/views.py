@@ -3,12 +3,15 @@
 Survivors keep their old order (so that most virtual workers stay where they are), newcomers come after them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from melodeon.coord.master_state import JobPhase, MasterState, Turn, WorkerInfo
 from melodeon.coord.messages import Phase
 from melodeon.coord.shares import counts_from_weights
 from melodeon.core.view import Seat, View
+
+Place = tuple[str, int]
+"""An agent and one of its device slots."""
 
 
 def alive(state: MasterState, worker: int) -> bool:
@@ -47,34 +50,54 @@ def room(state: MasterState) -> int:
     return min(state.config.max_workers or state.virtual_workers, state.virtual_workers)
 
 
-def place(state: MasterState, count: int, on: str = "") -> list[tuple[str, int]]:
-    """Free (agent, slot) pairs for `count` workers, least loaded agent first; fewer if there are not so many."""
+def places(slots: Mapping[str, Sequence[int]]) -> list[Place]:
+    """Slots by agent, one by one."""
+    return [(agent, slot) for agent, some in slots.items() for slot in some]
+
+
+def in_use(state: MasterState) -> set[Place]:
+    """Where somebody is who is not gone."""
+    return {(info.agent, info.slot) for info in state.workers.values() if info.phase is not Phase.GONE}
+
+
+def find_room(state: MasterState, count: int, on: str = "") -> list[Place]:
+    """Free slots of the job for `count` workers, least loaded agent first; fewer if there are not so many."""
+    used = in_use(state)
     free: dict[str, list[int]] = {}
-    for agent in state.agents.values():
-        if agent.lost or not agent.heard or on not in ("", agent.agent):
+    load: dict[str, int] = {}
+    for name, agent in state.agents.items():
+        if agent.lost or not agent.heard or on not in ("", name):
             continue
-        used = {w.slot for w in state.workers.values() if w.agent == agent.agent and w.phase is not Phase.GONE}
-        free[agent.agent] = [slot for slot in range(agent.slots) if slot not in used]
-    places: list[tuple[str, int]] = []
-    load = {agent: state.agents[agent].slots - len(slots) for agent, slots in free.items()}
-    while len(places) < count and any(free.values()):
-        agent_id = min((name for name in free if free[name]), key=lambda name: (load[name], name))
-        places.append((agent_id, free[agent_id].pop(0)))
-        load[agent_id] += 1
-    return places
+        own = state.slots.get(name, []) if state.slots else range(agent.slots)
+        free[name] = [slot for slot in range(agent.slots) if slot in own and (name, slot) not in used]
+        load[name] = sum(place[0] == name for place in used)
+    found: list[Place] = []
+    while len(found) < count and any(free.values()):
+        name = min((name for name in free if free[name]), key=lambda name: (load[name], name))
+        found.append((name, free[name].pop(0)))
+        load[name] += 1
+    return found
 
 
 def start_workers(turn: Turn, count: int, on: str = "") -> list[int]:
     """Order new workers where there is room; returns their numbers."""
+    return [start_worker(turn, *place) for place in find_room(turn.state, count, on)]
+
+
+def start_worker(turn: Turn, agent: str, slot: int) -> int:
+    """Order a new worker there; returns its number."""
     state = turn.state
-    numbers: list[int] = []
-    for agent, slot in place(state, count, on):
-        worker = state.next_worker
-        state.next_worker += 1
-        state.workers[worker] = WorkerInfo(worker=worker, agent=agent, slot=slot)
-        numbers.append(worker)
-        turn.record("worker_started", worker=worker, agent=agent, slot=slot)
-    return numbers
+    worker = state.next_worker
+    state.next_worker += 1
+    state.workers[worker] = WorkerInfo(worker=worker, agent=agent, slot=slot)
+    turn.record("worker_started", worker=worker, agent=agent, slot=slot)
+    return worker
+
+
+def drop_worker(turn: Turn, worker: int, how: str) -> None:
+    """A worker without a seat is not wanted any more: it is not listed from now on, and so it is killed."""
+    turn.state.workers[worker].phase = Phase.GONE
+    turn.record("worker_gone", worker=worker, how=how, exit_code=None)
 
 
 def propose(turn: Turn, workers: Sequence[int], *, planned: bool, reason: str) -> View:

@@ -38,8 +38,14 @@ class Launch:
     """`stock-ddp` runs the same script on unmodified DistributedDataParallel, as the reference of a comparison."""
     order: str | None = None
     """Overrides the script's `order=`."""
+    virtual_workers: int | None = None
+    """V, where the script does not say; a script that says another number is refused."""
     max_steps: int | None = None
     """Stop after this many steps in all."""
+    max_epochs: int | None = None
+    """Stop after this many epochs, if the script has more."""
+    until: str | None = None
+    """`loss < 0.1`: stop after the first step whose logged mean says so."""
     receipt_every: int | None = None
     """Steps between two entries of the receipt, over the script's own choice; 0: only the end."""
     record_states: bool = False
@@ -51,7 +57,11 @@ class Launch:
     resume: bool = True
     """Go on from the newest good checkpoint where the script keeps some."""
     checkpoint_dir: str | None = None
-    """Overrides the folder given to `job.checkpoint`."""
+    """Overrides the folder given to `job.checkpoint`; with `resume`, checkpoints are kept here even if the script asks
+    for none."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, over the script's own choice; None, and the script keeps none: only at the end or when
+    it is stopped."""
     event_fd: int | None = None
     """A pipe to the launcher: one JSON line an event."""
     elastic: bool = False
@@ -64,6 +74,8 @@ class Launch:
     """This node's address, as other nodes reach it; empty where the whole job is on one host."""
     slot: int = 0
     """Its device slot on the node."""
+    pin: bool = False
+    """On a CPU, stay on the cores of its slot."""
     hybrid: bool = False
     """The master may change the total batch when it changes the number of workers, if the script agrees."""
     batch_history: tuple[tuple[int, int], ...] | None = None

@@ -6,59 +6,43 @@ any worker cannot make or map a segment (another host, another namespace, anothe
 caller takes sockets instead.
 """
 
-import ctypes
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from melodeon.runtime.group import Group
+from melodeon.runtime.memory import populate, reserve
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
-_LIBC = ctypes.CDLL(None)
-_POPULATE_WRITE = 23
-_PIECE = 32 << 20
 
 
 def map_segments(group: Group, sizes: Sequence[int]) -> list[torch.Tensor] | None:
     """Every worker's segment of `sizes[worker]` bytes, mapped here; None, on all workers, where one could not."""
-    descriptor = _make(sizes[group.rank])
-    try:
-        where = "" if descriptor is None else f"/proc/{os.getpid()}/fd/{descriptor}"
+    descriptor = reserve(sizes[group.rank])
+    with ExitStack() as unless_agreed:
+        where = ""
+        if descriptor is not None:
+            unless_agreed.callback(os.close, descriptor)
+            where = f"/proc/{os.getpid()}/fd/{descriptor}"
         offers = [offer.decode().partition(" ") for offer in group.gather_bytes(f"{_host_id()} {where}".encode())]
         segments: list[torch.Tensor] | None = None
         if len({host for host, _, _ in offers}) == 1 and all(host and path for host, _, path in offers):
             segments = _map([path for _, _, path in offers], sizes)
         agreed = b"no" not in group.gather_bytes(b"no" if segments is None else b"ok")
-    except BaseException:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise
-    if descriptor is not None:
-        # Memory is given back by the last who lets go of it, and giving it back takes long: this way it is nobody's
-        # tensor that goes last, but the file, when the view is over.
-        group.at_close(partial(os.close, descriptor))
-    if segments is None or not agreed:
-        return None
-    _populate(segments[group.rank])
+        if descriptor is None or segments is None or not agreed:
+            return None
+        unless_agreed.pop_all()
+    # Memory is given back by the last who lets go of it, and giving it back takes long: this way it is nobody's tensor
+    # that goes last, but the file, when the view is over.
+    group.hold("segment", partial(os.close, descriptor))
+    own = segments[group.rank]
+    populate(own.data_ptr(), own.numel())  # while others train
     return segments
-
-
-def _make(size: int) -> int | None:
-    """A descriptor of new memory."""
-    descriptor = -1
-    try:
-        descriptor = os.memfd_create("melodeon", os.MFD_CLOEXEC)
-        # Reserve the pages now: writing to memory that is not there would be a bus error inside a step.
-        os.posix_fallocate(descriptor, 0, max(size, 1))
-    except (OSError, AttributeError):
-        if descriptor >= 0:
-            os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _map(paths: Sequence[str], sizes: Sequence[int]) -> list[torch.Tensor] | None:
@@ -69,15 +53,6 @@ def _map(paths: Sequence[str], sizes: Sequence[int]) -> list[torch.Tensor] | Non
         ]
     except (RuntimeError, OSError):
         return None
-
-
-def _populate(segment: torch.Tensor) -> None:
-    """Have the pages mapped now, while others train, and not one by one in the first step."""
-    address, size = segment.data_ptr(), segment.numel()
-    for at in range(0, size, _PIECE):
-        # In pieces: the whole would keep the process from mapping anything else meanwhile. Before Linux 5.14: refused.
-        if _LIBC.madvise(ctypes.c_void_p(address + at), ctypes.c_size_t(min(_PIECE, size - at)), _POPULATE_WRITE):
-            return
 
 
 def _host_id() -> str:

@@ -82,6 +82,10 @@ class Beat:
         """What this worker has heard, where views may change; None where they never do."""
         self.agreed = NO_SIGNALS
         """What all workers have heard, as of the last committed step."""
+        self._lost: WorkerLost | None = None
+        """Who was lost before the step's first backward pass: what is left of the step is passed through, to be run
+        again.
+        """
         self.busy_s = 0.0
         """Seconds of this worker's own work in the step, until it waits for the others."""
         self._began = 0.0
@@ -136,16 +140,15 @@ class Beat:
         """Make the gradients the job's; None if somebody was lost, and the step will be run again."""
         finite = self._finite.verdict(self.step)
         self.busy_s = time.perf_counter() - self._began
-        if self._signals is None:
-            commit = self.before_commit()
-            header = self._engine.finish(self.step, finite=finite, skip=self._skip)
-            if commit is not None:
-                commit()
-            return header
         try:
+            if self._lost is not None:
+                raise self._lost
             commit = self.before_commit()
-            header = self._engine.finish(self.step, finite=finite, skip=self._skip, signals=self._signals())
+            signals = NO_SIGNALS if self._signals is None else self._signals()
+            header = self._engine.finish(self.step, finite=finite, skip=self._skip, signals=signals)
         except WorkerLost:
+            if self._signals is None:
+                raise
             turn.dropped = True
             self._engine.give_up()
             return None
@@ -174,6 +177,7 @@ class Beat:
         """A virtual worker's turn begins."""
         if rank == self._ranks[0]:
             self._updated.clear()
+            self._lost = None
             self._began = time.perf_counter()
             self._engine.begin_step()
         self.turn = Turn(rank, weight, last=rank == self._ranks[-1])
@@ -185,12 +189,21 @@ class Beat:
         """Run a backward pass of this virtual worker's loss."""
         turn = self._check_backward(loss)
         self._finite.note(loss)
-        self._engine.begin_backward(self.step, turn.rank, first=not turn.begun, final=not more)
-        turn.begun = True
+        if self._lost is None:
+            self._backward(turn, loss, final=not more)
+        turn.begun, turn.folded = True, not more
+
+    def _backward(self, turn: Turn, loss: torch.Tensor, *, final: bool) -> None:
+        try:
+            self._engine.begin_backward(self.step, turn.rank, first=not turn.begun, final=final)
+        except WorkerLost as lost:
+            if self._signals is None:
+                raise
+            self._lost = lost
+            return
         if turn.weight != 0.0:  # a batch of padding alone counts for nothing
             self._engine.backward(loss, turn.weight)
-        self._engine.end_backward(turn.rank, final=not more)
-        turn.folded = not more
+        self._engine.end_backward(turn.rank, final=final)
 
     def leave(self) -> bool:
         """The loop asks for the next batch: this virtual worker's turn is over; False if the step was dropped."""

@@ -28,19 +28,23 @@ class Buffers:
         self._owner = owner
         """The worker that runs virtual rank 0."""
         seen: set[int] = set()
-        self._places: list[tuple[dict[str, torch.Tensor | None], str]] = []
+        self._tables: list[dict[str, torch.Tensor | None]] = []
+        self._keys: list[str] = []
         self._names: list[str] = []
         for module in modules:
             for path, child in module.named_modules():
                 for key, buffer in child._buffers.items():
                     if buffer is not None and id(buffer) not in seen:
                         seen.add(id(buffer))
-                        self._places.append((child._buffers, key))
+                        self._tables.append(child._buffers)
+                        self._keys.append(key)
                         self._names.append(f"{path}.{key}" if path else key)
         self._home: list[torch.Tensor] = []
         """The tensors that were the modules' buffers when the step began."""
-        self._silent = [b.is_floating_point() and b.numel() <= _SMALL for b in self._now()]
-        """Which buffers may be written without a trace."""
+        silent = [b.is_floating_point() and b.numel() <= _SMALL for b in self._now()]
+        self._silent = [index for index, may in enumerate(silent) if may]
+        """The buffers that may be written without a trace."""
+        self._loud = [index for index, may in enumerate(silent) if not may]
         self._start: list[torch.Tensor] = []
         self._spare: dict[int, torch.Tensor] = {}
         """Memory for what virtual rank 0 leaves: it and `_start` change places at every commit."""
@@ -131,12 +135,12 @@ class Buffers:
 
     def _take_back(self, now: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         """Put the modules' own tensors back in their places, and note them as unwritten."""
-        for index in written:
-            home = self._home[index]
-            if now[index] is not home:
-                place, key = self._places[index]
-                place[key] = home
-            self._versions[index] = home._version
+        if not all(map(is_, now, self._home)):
+            for index in written:
+                if now[index] is not self._home[index]:
+                    self._tables[index][self._keys[index]] = self._home[index]
+        for index in self._loud:
+            self._versions[index] = self._home[index]._version
 
     def _spread(self, nbytes: int) -> None:
         """One message: for each changed buffer its index as eight bytes, then its bytes."""
@@ -158,7 +162,7 @@ class Buffers:
                 offset += 8 + size
 
     def _now(self) -> list[torch.Tensor]:
-        now = [place.get(key) for place, key in self._places]
+        now = list(map(dict.get, self._tables, self._keys))
         if not all(map(is_, now, self._home)):
             for name, buffer in zip(self._names, now, strict=True):
                 if buffer is None:
@@ -166,11 +170,14 @@ class Buffers:
         return now  # type: ignore[return-value]  # no None is left
 
     def _written(self, now: Sequence[torch.Tensor]) -> list[int]:
-        known = zip(self._silent, now, self._home, self._versions, strict=True)
+        if all(map(is_, now, self._home)):
+            return self._silent + [index for index in self._loud if now[index]._version != self._versions[index]]
+        known = zip(now, self._home, self._versions, strict=True)
+        silent = set(self._silent)
         return [
             index
-            for index, (silent, buffer, home, version) in enumerate(known)
-            if silent or buffer is not home or buffer._version != version
+            for index, (buffer, home, version) in enumerate(known)
+            if index in silent or buffer is not home or buffer._version != version
         ]
 
 

@@ -110,7 +110,7 @@ class Carrier:
 
     def close(self, *last: Callable[[], object]) -> None:
         """End the thread after what was submitted, and after `last`, which is called whatever has failed before."""
-        self._last = last
+        self._last += last
         self._queue.put(None)
 
     def _serve(self, num_threads: int) -> None:

@@ -10,7 +10,6 @@ value], ...]}`, `{"tensor": path}`, ...
 """
 
 import base64
-import ctypes
 import math
 import re
 import struct
@@ -23,6 +22,7 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from melodeon.core.errors import CheckpointError, UsageError
+from melodeon.runtime.memory import raw_view
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
@@ -45,11 +45,6 @@ _FACTORIES: dict[str, type] = {"dict": dict, "list": list, "int": int, "float": 
 _FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
 _NUMPY_DTYPE = re.compile(r"[<>|][biufc]\d{1,2}")
 _JSON_INT = 1 << 63
-
-_memory_view = ctypes.pythonapi.PyMemoryView_FromMemory
-_memory_view.restype = ctypes.py_object
-_memory_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_PYBUF_WRITE = 0x200
 
 
 def flatten(tree: object, *, copy: bool = False, path: str = "") -> tuple[JsonValue, dict[str, torch.Tensor]]:
@@ -96,10 +91,7 @@ def view_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, writable and uncopied; valid only while the caller holds the tensor."""
     assert tensor.device.type == "cpu"
     assert tensor.is_contiguous()
-    num_bytes = tensor.numel() * tensor.element_size()
-    if not num_bytes:
-        return memoryview(b"")
-    return cast(memoryview, _memory_view(tensor.data_ptr(), num_bytes, _PYBUF_WRITE))
+    return raw_view(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:

@@ -9,7 +9,7 @@
 Until the commit nothing of the job's state has changed, so a step can be dropped and run again at any point before it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from melodeon.runtime.group import Group
 from melodeon.runtime.hybrid import Batches, scaled
 from melodeon.runtime.journal import Journal
 from melodeon.runtime.keeper import Keeper, Schedule
+from melodeon.runtime.limits import Limits
 from melodeon.runtime.link import Link
-from melodeon.runtime.loader import Loader
+from melodeon.runtime.loader import Loader, capture_demand
 from melodeon.runtime.metrics import Metrics
 from melodeon.runtime.settings import Settings
 from melodeon.runtime.watch import Watch
@@ -44,23 +45,20 @@ class Course:
         self,
         settings: Settings,
         launch: Launch,
-        group: Group,
-        assignment: Assignment,
         engine: Engine,
         journal: Journal,
         facts: Mapping[str, Value],
         link: Link | None = None,
     ) -> None:
         self.settings = settings
-        self.assignment = assignment
-        self.ranks = assignment.ranks_of(group.rank)
-        self.device = engine.device
+        self.group = group = engine.group
+        self.assignment = engine.assignment
+        self.ranks = engine.assignment.ranks_of(group.rank)
         self.broken = False
         """An error ended the loop: nothing may be exchanged any more."""
         self.parted = False
         """The job goes on without this worker, which is ending."""
         self.launch = launch
-        self.group = group
         self.engine = engine
         self.journal = journal
         self.facts = dict(facts)
@@ -71,17 +69,19 @@ class Course:
         self.loaders: list[Loader] = []
         self.elastic = None if link is None else Elastic(self, link, Path(journal.folder), launch.host)
         self.metrics = Metrics(group, settings.virtual_workers, settings.log_every, journal.metrics)
+        self.limits = Limits(launch, self.metrics)
         schedule = Schedule(receipt_every=settings.receipt_every, every_step=launch.record_states)
         self.keeper = Keeper(group, journal, schedule, self.capture)
         # Where views change, all workers must hear of a bad loss in its own step, however many they are then.
-        alone = group.size == 1 and link is None
-        self._finite = FiniteCheck(settings.nan, may_lag=alone and engine.device.type == "cuda")
+        may_lag = group.size == 1 and link is None and engine.device.type == "cuda"
+        self._finite = FiniteCheck(settings.nan, may_lag=may_lag)
         signals = None if self.elastic is None else self.elastic.signals
         self.beat = Beat(engine, self.ranks, self._finite, skip=settings.nan == "skip", signals=signals)
-        self.beat.before_commit = lambda: None if self._pass is None else self._pass.gather_used(self.group)
+        self.beat.before_commit = self._before_commit
         self._strangers: RemovableHandle | None = None
         self.epoch = 0
         self._num_epochs: int | None = None
+        self.lengths = (0, 0)  # steps in all and in an epoch, as far as they are known before
         self.prepared = False
         self.in_epochs = False
         self._pass: Loader | None = None
@@ -118,13 +118,14 @@ class Course:
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether `job.checkpoint(...)` was called."""
+        """Whether `job.checkpoint(...)` was called, or the launcher keeps some."""
         return self.keeper.folder is not None
 
     # -- passes over a loader ----------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of `count`."""
+        """The epochs that are left of `count`, or of the fewer that the launcher allows."""
+        count = self.limits.num_epochs(count)
         self._prepare(count)
         self.in_epochs = True
         try:
@@ -138,11 +139,8 @@ class Course:
 
     @property
     def stopping(self) -> bool:
-        """Whether the job has done all the steps that the launcher allows, or was told to stop."""
-        if self.elastic is not None and self.elastic.stopping:
-            return True
-        limit = 1 if self.launch.scan else self.launch.max_steps
-        return limit is not None and self.beat.step >= limit
+        """Whether the job has done all that the launcher wants, or was told to stop."""
+        return self.limits.over(self.beat.step) or (self.elastic is not None and self.elastic.stopping)
 
     def begin_pass(self, loader: Loader) -> int:
         """A loader's iteration begins; returns the epoch."""
@@ -204,9 +202,10 @@ class Course:
         self.batches.running = factor
         self._seat(exchange)
 
-    def drop(self, loader: Loader) -> None:  # noqa: ARG002
+    def drop(self) -> None:
         """A step was given up: run it again in the next view."""
         assert self.elastic is not None, "only where views change is a step given up"
+        self.metrics.forget(self.beat.step)
         self.elastic.drop()
 
     def boundary(self, loader: Loader) -> None:
@@ -255,12 +254,9 @@ class Course:
             **state.capture(self.parts),
             **self.engine.capture(),
             **self.batches.capture(),
-            **({"demand": demand} if (demand := self._capture_demand()) else {}),
+            **self.limits.capture(),
+            **capture_demand(self.loaders),
         }
-
-    def _capture_demand(self) -> dict[str, Any]:
-        found = {str(loader.number): loader.capture() for loader in self.loaders}
-        return {number: captured for number, captured in found.items() if captured is not None}
 
     def stands_elsewhere(self, captured: Mapping[str, Any]) -> bool:
         """Whether the script is inside another epoch than the captured state, where it cannot go on from it."""
@@ -275,6 +271,7 @@ class Course:
             if loader.book is not None:
                 loader.restore(captured["demand"][str(loader.number)])
         self.batches.restore(captured.get("batches"), self.beat.step)
+        self.limits.restore(captured)
         self.engine.restore(captured, self.beat.step)
 
     def resume(self, group: Group) -> None:
@@ -310,10 +307,6 @@ class Course:
             loader.seat(members[self.group.rank], counts)
             loader.reassign()
 
-    def flush_metrics(self) -> None:
-        """Exchange what was logged and not told yet."""
-        self.metrics.flush()
-
     def store_on_request(self) -> None:
         """Somebody asked for a checkpoint from outside."""
         if not self.keeps_checkpoints:
@@ -344,6 +337,9 @@ class Course:
 
     def _prepare(self, num_epochs: int) -> None:
         self._num_epochs = num_epochs
+        self.lengths = self.limits.lengths(num_epochs, [loader.plan.steps_per_epoch for loader in self.loaders])
+        if self.elastic is not None:
+            self.elastic.tell_lengths()
         if self.prepared:
             return
         wrapping.check_parts(self.parts)
@@ -351,6 +347,7 @@ class Course:
             wrapping.check_same_model(self.parts.models, self.group)
         self.prepared = True
         self._prepare_batches()
+        self.keeper.keep_for(self.launch)
         facts = {**self.settings.facts(), **self.facts, **self.batches.facts(), **wrapping.describe(self.parts)}
         self.engine.prepare(self.parts)
         self.keeper.definition = Definition(facts)
@@ -364,15 +361,13 @@ class Course:
         else:
             self.resume(self.group)
             self._seat_loaders()
-        steps = [loader.plan.steps_per_epoch for loader in self.loaders]
-        total = num_epochs * max(steps, default=0)
-        limit = self.launch.max_steps
-        self.journal.event(
-            "begin",
-            step=self.beat.step,
-            total_steps=min(total, limit) if limit is not None else total,
-            steps_per_epoch=max(steps, default=0),
-        )
+        step, (total, per_epoch) = self.beat.step, self.lengths
+        self.journal.event("begin", step=step, total_steps=total, steps_per_epoch=per_epoch)
+
+    def _before_commit(self) -> Callable[[], None] | None:
+        """What the workers must learn from each other before a step's update."""
+        used = None if self._pass is None else self._pass.gather_used(self.group)
+        return self.limits.gather(self.group, self.beat.step, also=used)
 
     def _prepare_batches(self) -> None:
         batches = self.batches
@@ -388,6 +383,7 @@ class Course:
 
     def _finish(self) -> None:
         self._finished_at = self.beat.step
+        self.limits.tell(self.journal)
         if self.elastic is not None:
             self.elastic.finish()
         else:

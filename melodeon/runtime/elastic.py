@@ -11,6 +11,9 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 _BUSY_STEPS = 32
 """Steps whose times are told to the master."""
+_METRICS = 64
+"""Logged means that are told to the master."""
 
 
 class Elastic:
@@ -53,6 +58,8 @@ class Elastic:
         self._busy: deque[float] = deque(maxlen=_BUSY_STEPS)
         self._committed_at = time.monotonic()
         self._pausing = False
+        self._metrics: Mapping[str, float | int] = {}
+        """The means that the master was told of last."""
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -65,6 +72,11 @@ class Elastic:
     def stopping(self) -> bool:
         """Whether all workers have agreed to stop."""
         return self._course.beat.agreed.stop
+
+    def tell_lengths(self) -> None:
+        """The master is told how long the run is."""
+        total, per_epoch = self._course.lengths
+        self._link.post(urgent=False, total_steps=total, steps_per_epoch=per_epoch)
 
     def join(self, definition: dict[str, Any]) -> None:
         """The model is built: wait for a seat, and take it."""
@@ -108,7 +120,8 @@ class Elastic:
         failpoint("step.committed")
         now = time.monotonic()
         self._busy.append(self._course.beat.busy_s)
-        told: dict[str, Any] = {"step": self._course.beat.step, "busy_s": tuple(self._busy)}
+        told: dict[str, Any] = {"step": self._course.beat.step, "at": now, "busy_s": tuple(self._busy)}
+        told |= self._new_metrics()
         if self._pausing:
             self._pausing = False
             told["pause_s"] = now - self._committed_at
@@ -116,6 +129,15 @@ class Elastic:
         self._link.post(urgent="pause_s" in told, **told)
         self._due = loader
         self._finish_boundary(loader)
+
+    def _new_metrics(self) -> dict[str, Any]:
+        """The newest means, if they were not told yet; they go with the next progress that is told."""
+        newest = self._course.metrics.latest
+        if newest is self._metrics or self._course.group.rank > 0:
+            return {}
+        self._metrics = newest
+        columns = islice((name for name in newest if name not in ("step", "epoch")), _METRICS)
+        return {"metrics": {name: float(newest[name]) for name in columns if isfinite(newest[name])}}
 
     def _finish_boundary(self, loader: int) -> None:
         try:
@@ -150,7 +172,8 @@ class Elastic:
     def done(self, digest: str | None) -> None:
         """The script has ended well."""
         failpoint("finish.done")
-        self._link.post(phase=Phase.DONE, digest=digest or "", step=self._course.beat.step)
+        told = self._new_metrics()
+        self._link.post(phase=Phase.DONE, digest=digest or "", step=self._course.beat.step, **told)
         write_last_words(Path(self._course.journal.folder), self._link.status)
         self._link.flush()
         failpoint("finish.told")
@@ -167,7 +190,7 @@ class Elastic:
         failpoint("view.flush")
         if self._course.beat.agreed.leaving:
             try:
-                self._course.flush_metrics()  # what a leaver has not told yet would be lost with it
+                self._course.metrics.flush()  # what a leaver has not told yet would be lost with it
             except WorkerLost:
                 self._lost = True
                 return
@@ -239,4 +262,7 @@ class Elastic:
         self._due, self._checkpoint = stand.due, stand.checkpoint
         self._course.beat.agreed = Signals(*stand.agreed)
         # No pause yet: that of the view before is not this one's.
-        self._link.post(step=self._course.beat.step, busy_s=(), pause_s=0.0, factor=self._course.batches.running)
+        self._metrics = {}  # whoever has virtual rank 0 now tells of them
+        self._link.post(
+            step=self._course.beat.step, busy_s=(), pause_s=0.0, factor=self._course.batches.running, metrics={}
+        )

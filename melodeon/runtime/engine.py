@@ -22,7 +22,7 @@ from melodeon.runtime.buffers import Buffers
 from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.feed import Feed
 from melodeon.runtime.group import Group
-from melodeon.runtime.guard import Guard
+from melodeon.runtime.guard import Guard, grads_of
 from melodeon.runtime.loader import Source
 from melodeon.runtime.partitioned import Partitioned
 from melodeon.runtime.random_streams import CarriedStreams, DerivedStreams, Generators
@@ -70,6 +70,16 @@ class Engine:
         else:
             virtual_workers = assignment.virtual_workers if elastic else None
             self.streams = CarriedStreams(seed, device, ranks, virtual_workers=virtual_workers)
+
+    @property
+    def group(self) -> Group:
+        """The workers of the view that it is seated in."""
+        return self._group
+
+    @property
+    def assignment(self) -> Assignment:
+        """Which virtual workers each of them runs."""
+        return self._assignment
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
@@ -187,16 +197,14 @@ class Engine:
         """A backward pass of `rank` begins: its `first` of the step, its `final` one."""
         if first and rank == self._first_rank and self._frozen_otherwise():
             self._refreeze()
-        if self._guard is not None:
-            self._guard.check(step)
-        self.reducer.before(rank, first=first, final=final)
+        marks = ([], []) if self._guard is None else self._guard.check(step)
+        self.reducer.before(rank, marks, first=first, final=final)
 
     def end_backward(self, rank: int, *, final: bool) -> None:
         """It is over."""
-        if final:
-            self.reducer.after(rank)
+        left = self.reducer.after(rank) if final else grads_of(self.reducer.params)
         if self._guard is not None:
-            self._guard.leave_gradients()
+            self._guard.leave(left)
 
     def backward(self, loss: torch.Tensor, weight: float) -> None:
         """Its backward pass."""
@@ -228,6 +236,7 @@ class Engine:
             )
         if self._guard is not None:
             self._guard.check(step)
+            self._guard.check_weights(step)
         header = self.reducer.finish(
             finite=finite,
             fingerprint=self.streams.fingerprint(),
@@ -295,8 +304,9 @@ class Engine:
                 "requires_grad changed during the run, which DistributedDataParallel does not follow: with "
                 "order='ddp' freeze parameters before the loop, or use order='tree'"
             )
+        exchange = self.open_exchange(self._group, self._assignment)  # first: it may fail with somebody who is lost
         self.reducer.close()
-        self._build_reducer()
+        self._build_reducer(exchange)
 
 
 def _indices_by_model(models: Sequence[torch.nn.Module], params: Sequence[torch.nn.Parameter]) -> list[list[int]]:

@@ -53,7 +53,7 @@ class Group:
         """Where the workers met; others may meet there too, under a prefix of their own."""
         # torch's stubs do not know the methods of a bare process group, hence Any; it stays inside this class.
         self._process_group = process_group
-        self._releases: list[Callable[[], object]] = []
+        self._held: dict[str, Callable[[], object]] = {}
 
     @classmethod
     def connect(cls, launch: Launch, timeout_s: float = TIMEOUT_S) -> "Group":
@@ -130,24 +130,36 @@ class Group:
             return [payload]
         return self.call(self._gather_bytes, payload)
 
-    def at_close(self, release: Callable[[], object]) -> None:
-        """Have something given back when this group is closed, from a thread that nobody waits for."""
-        self._releases.append(release)
+    def gather_in_turn(self, payload: bytes) -> list[bytes]:
+        """As `gather_bytes`, behind what is under way: two threads must not speak in one group at once."""
+        return [payload] if self.size == 1 else self.wait(self.carrier.submit(self.gather_bytes, payload))
+
+    def hold(self, name: str, release: Callable[[], object]) -> None:
+        """Have something given back when another of this name takes its place, or else when this group is closed."""
+        before = self._held.pop(name, None)
+        self._held[name] = release
+        if before is not None:
+            before()
 
     def close(self) -> None:
         """Let go of the connections."""
         held = [self._process_group]
-        last, self._releases = [*self._releases, held.clear], []
         self._process_group = None
         if self.alarm is not None:
             # The connections' end waits for what is under way with a silent peer, and large memory takes a tenth of a
-            # second to give back: the carrier is left to that, while this thread goes on in another view.
-            self.carrier.close(*last)
+            # second to give back: the carrier is left to that, while this thread goes on in another view. It may be in
+            # the middle of making what it gives back then.
+            self.carrier.close(self._give_back, held.clear)
             return
-        for release in last:
-            release()
+        self._give_back()
+        held.clear()
         if "carrier" in self.__dict__:
             self.carrier.close()
+
+    def _give_back(self) -> None:
+        while self._held:
+            _, release = self._held.popitem()
+            release()
 
     # -- on the carrier ----------------------------------------------------------------------------------------------
 

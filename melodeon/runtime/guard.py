@@ -4,14 +4,34 @@ Until the update, weights must stay as they are and gradients belong to the job:
 runs a backward pass of its own or changes weights would do so between virtual workers that happen to share a worker.
 Autograd's version counters show it, for a few dozen nanoseconds a parameter. Gradients that the job has already taken
 away cannot show anything, so a trip wire takes the place of one of them: a zero that nobody should touch.
+
+Where a step is many small kernels, reading an attribute of every parameter is time that the device waits. So gradients
+are read once before a backward pass and once after it, and what was read is handed on to and from whoever sums them.
 """
 
 from collections.abc import Sequence
-from operator import is_
+from operator import attrgetter, is_
 
 import torch
 
 from melodeon.core.errors import UsageError
+
+Grads = list[torch.Tensor | None]
+Marks = tuple[Grads, list[int]]
+"""Gradients, and how often each was written; -1 where there is none."""
+
+_grad, _version = attrgetter("grad"), attrgetter("_version")
+
+
+def grads_of(params: Sequence[torch.nn.Parameter]) -> Grads:
+    """What lies in `.grad`, for each parameter."""
+    return list(map(_grad, params))
+
+
+def marks_of(params: Sequence[torch.nn.Parameter]) -> Marks:
+    """What lies in `.grad`, and how often each was written."""
+    grads = grads_of(params)
+    return grads, _versions(grads)
 
 
 class Guard:
@@ -21,46 +41,55 @@ class Guard:
         self._params = list(params)
         self._names = list(names)
         self._weights: list[int] = []
-        self._gradients: list[torch.Tensor | None] = []
-        self._versions: list[int] = []
-        self._wired = min(self._params, key=lambda param: param.numel())
-        self._wire = torch.zeros_like(self._wired, requires_grad=False)
+        self._marks: Marks = ([], [])
+        self._wired = min(range(len(self._params)), key=lambda index: self._params[index].numel())
+        self._wire = torch.zeros_like(self._params[self._wired], requires_grad=False)
+        self._bare: Marks = ([None] * len(self._params), [-1] * len(self._params))
+        """No gradients at all."""
         self.begin_step()
 
     def begin_step(self) -> None:
         """Weights are as the last update left them, or the script since then; there are no gradients."""
-        self._weights = [param._version for param in self._params]
-        self._remember()
+        self._weights = list(map(_version, self._params))
+        self._marks = self._bare
 
-    def leave_gradients(self) -> None:
-        """A backward pass of the job is over."""
-        if self._wired.grad is None:
-            self._wired.grad = self._wire
-        self._remember()
+    def leave(self, grads: Grads | None) -> None:
+        """A backward pass of the job is over; `grads` still lie in the parameters' `.grad`, None: all were taken."""
+        grads, versions = self._bare if grads is None else (grads, _versions(grads))
+        if grads[self._wired] is None:
+            self._params[self._wired].grad = self._wire
+            grads, versions = grads.copy(), versions.copy()
+            grads[self._wired], versions[self._wired] = self._wire, self._wire._version
+        self._marks = grads, versions
 
-    def _remember(self) -> None:
-        self._gradients = [param.grad for param in self._params]
-        self._versions = [-1 if grad is None else grad._version for grad in self._gradients]
+    def check(self, step: int) -> Marks:
+        """Refuse to go on if somebody else has touched a gradient; take the trip wire away. What is there now."""
+        (grads, versions), (known, seen) = marks_of(self._params), self._marks
+        if not all(map(is_, grads, known)):
+            self._refuse([now is not before for now, before in zip(grads, known, strict=True)], step)
+        if versions != seen:
+            self._refuse([now != before for now, before in zip(versions, seen, strict=True)], step)
+        if grads[self._wired] is self._wire:
+            self._params[self._wired].grad = None
+            grads[self._wired], versions[self._wired] = None, -1
+        return grads, versions
 
-    def check(self, step: int) -> None:
-        """Refuse to go on if somebody else has changed something; take the trip wire away."""
-        if [param._version for param in self._params] != self._weights:
-            changed = [param._version != seen for param, seen in zip(self._params, self._weights, strict=True)]
+    def check_weights(self, step: int) -> None:
+        """Refuse to update weights that somebody has changed since the step began."""
+        versions = list(map(_version, self._params))
+        if versions != self._weights:
+            changed = [now != before for now, before in zip(versions, self._weights, strict=True)]
             raise UsageError(
                 f"{self._names[changed.index(True)]!r} was changed in step {step} before the update, by the script or "
                 "in a forward pass: change weights once per step, after optimizer.step() and under `if job.committed:`"
             )
-        gradients = [param.grad for param in self._params]
-        if all(map(is_, gradients, self._gradients)):
-            versions = [-1 if grad is None else grad._version for grad in gradients]
-            if versions == self._versions:
-                if self._wired.grad is self._wire:
-                    self._wired.grad = None
-                return
-            changed = [now != seen for now, seen in zip(versions, self._versions, strict=True)]
-        else:
-            changed = [now is not seen for now, seen in zip(gradients, self._gradients, strict=True)]
+
+    def _refuse(self, changed: list[bool], step: int) -> None:
         raise UsageError(
             f"the gradient of {self._names[changed.index(True)]!r} was changed outside job.backward in step {step}: "
             "clip with job.clip_grad_norm_(...), and add further losses to the one given to job.backward(loss)"
         )
+
+
+def _versions(grads: Grads) -> list[int]:
+    return [-1 if grad is None else grad._version for grad in grads]

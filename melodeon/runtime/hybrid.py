@@ -107,11 +107,6 @@ class Batches:
         """The factor of the last committed step."""
         return self.history[-1][1] if self.history else 1
 
-    @property
-    def by_master(self) -> bool:
-        """Whether factors come with views."""
-        return self._by_master
-
     def wish(self, factor: int) -> None:
         """The script wants this factor from the next step on. A history that is run again knows better."""
         check_factor("job.batch_factor", factor)

@@ -12,6 +12,7 @@ from melodeon.core.sampling import EpochPlan, Uneven
 from melodeon.runtime import gates, state, wrapping
 from melodeon.runtime.course import Course
 from melodeon.runtime.feed import dataset_length
+from melodeon.runtime.keeper import KEPT
 from melodeon.runtime.loader import Loader
 from melodeon.runtime.partitioned import Partitioned
 
@@ -185,11 +186,13 @@ class Job:
         }
         return course.loaders[-1]
 
-    def checkpoint(self, folder: str, *, every: int, keep: int = 3, strict: bool = True) -> None:
+    def checkpoint(self, folder: str, *, every: int, keep: int = KEPT, strict: bool = True) -> None:
         """Store the state every so many steps, and go on from the newest good one when the script starts again."""
         if self.course.prepared:
             raise UsageError("job.checkpoint was called after the training loop began: call it before job.epochs(...)")
-        self.course.keeper.keep(self.course.launch.checkpoint_dir or folder, every, keep, strict=strict)
+        launch = self.course.launch
+        every = every if launch.checkpoint_every is None else launch.checkpoint_every
+        self.course.keeper.keep(launch.checkpoint_dir or folder, every, keep, strict=strict)
 
     def hybrid(self, *, ramp_steps: int = 100, history: Iterable[tuple[int, int]] | None = None) -> None:
         """Agree that the total batch may change during the run, which changes the result.
@@ -242,6 +245,8 @@ class Job:
             raise UsageError(
                 "job.log was called outside a step: log values of a batch inside the loop over job.loader(...)"
             )
+        if turn.header is not None:
+            course.limits.check_log(values)
         course.metrics.add(course.beat.step, course.epoch, turn.rank, turn.weight, values)
 
     def save(self) -> None:

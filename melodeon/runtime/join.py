@@ -8,6 +8,7 @@ import atexit
 import os
 import sys
 import traceback
+from functools import partial
 from types import TracebackType
 from typing import Literal
 
@@ -15,7 +16,7 @@ import torch
 
 from melodeon.coord import failpoint
 from melodeon.core.assignment import Assignment
-from melodeon.core.errors import MelodeonError, UsageError
+from melodeon.core.errors import DefinitionError, MelodeonError, UsageError
 from melodeon.core.launch import Launch
 from melodeon.runtime import determinism as levels
 from melodeon.runtime import lifeline, preemption
@@ -34,7 +35,7 @@ from melodeon.runtime.stock import StockEngine
 
 def join(
     *,
-    virtual_workers: int,
+    virtual_workers: int | None = None,
     seed: int = 0,
     order: Order = "tree",
     determinism: Literal["D0", "D1", "D2"] | None = None,
@@ -48,11 +49,12 @@ def join(
     """Become a worker of the job that the launcher describes, or a job of one worker.
 
     `virtual_workers`, `seed`, `order`, `determinism` and `threads` define the result; how many workers share the job
-    does not.
+    does not. `virtual_workers` may be left to the launcher.
     """
     launch = Launch.from_env(os.environ) or Launch()
     journal = Journal(launch)
     hook = _ErrorHook(journal, launch)  # first of all: from here on an error ends the process with one sentence
+    virtual_workers = _virtual_workers(launch, virtual_workers)
     settings = Settings(
         virtual_workers=virtual_workers,
         seed=seed,
@@ -66,39 +68,17 @@ def join(
         lifeline.watch(launch.lifeline_fd)
     link = _link(launch, journal)
     assignment = _assignment(launch, virtual_workers)
-    where = _device(device, launch.slot if launch.elastic else launch.worker)
+    slot = launch.slot if launch.elastic else launch.worker
+    where = _device(device, slot)
     asked = launch.threads if launch.threads is not None else threads
+    if launch.pin and where.type == "cpu":
+        _pin(slot, asked or 1)
     facts = levels.apply(determinism, asked, launched_level=launch.determinism, device=str(where))
     seed_all(settings.seed, where)
-    if launch.engine == "stock-ddp":
-        group = Group.connect(launch)
-        engine: Engine = StockEngine(
-            group, assignment, where, seed=settings.seed, order=settings.order, find_unused=find_unused_parameters
-        )
-    else:
-        # In an elastic job the first view brings the others, once the model is built.
-        group = Group(0, 1) if launch.elastic else Group.connect(launch)
-        engine = Engine(
-            group,
-            assignment,
-            where,
-            seed=settings.seed,
-            order=settings.order,
-            find_unused=find_unused_parameters,
-            elastic=launch.elastic,
-        )
-    course = Course(settings, launch, group, assignment, engine, journal, facts, link)
+    course = Course(settings, launch, _engine(launch, settings, assignment, where), journal, facts, link)
     hook.course = course
     atexit.register(course.close)
-    journal.event(
-        "joined",
-        worker=launch.worker_number if launch.elastic else launch.worker,
-        virtual_workers=virtual_workers,
-        assignment=str(assignment),
-        device=str(where),
-        order=settings.order,
-        determinism=facts["determinism"],
-    )
+    _introduce(course)
     return Job(course)
 
 
@@ -115,6 +95,43 @@ def _link(launch: Launch, journal: Journal) -> Link | None:
     return link
 
 
+def _introduce(course: Course) -> None:
+    """Tell the launcher that this worker is there, and how the job begins."""
+    launch, assignment = course.launch, course.assignment
+    if launch.elastic:  # seated by its first view, which is still to come
+        assignment = Assignment.balanced(course.virtual_workers, launch.num_workers)
+    course.journal.event(
+        "joined",
+        worker=_number(launch),
+        virtual_workers=course.virtual_workers,
+        assignment=str(assignment),
+        device=str(course.engine.device),
+        order=course.settings.order,
+        determinism=course.facts["determinism"],
+    )
+
+
+def _number(launch: Launch) -> int:
+    """What this worker is called in events."""
+    return launch.worker_number if launch.elastic else launch.worker
+
+
+def _engine(launch: Launch, settings: Settings, assignment: Assignment, device: torch.device) -> Engine:
+    """What trains, connected with the other workers. In an elastic job the first view brings them, once the model is
+    built.
+    """
+    group = Group(0, 1) if launch.elastic else Group.connect(launch)
+    make = StockEngine if launch.engine == "stock-ddp" else partial(Engine, elastic=launch.elastic)
+    return make(
+        group,
+        assignment,
+        device,
+        seed=settings.seed,
+        order=settings.order,
+        find_unused=settings.find_unused_parameters,
+    )
+
+
 def _assignment(launch: Launch, virtual_workers: int) -> Assignment:
     if launch.elastic:
         Assignment.balanced(virtual_workers, launch.num_workers)  # refuses more workers than there is work for
@@ -124,6 +141,26 @@ def _assignment(launch: Launch, virtual_workers: int) -> Assignment:
     assignment = Assignment(tuple(launch.counts))
     assignment.check_total(virtual_workers)
     return assignment
+
+
+def _virtual_workers(launch: Launch, asked: int | None) -> int:
+    """V, as the script or the launcher says."""
+    if asked is None and launch.virtual_workers is None:
+        raise UsageError(
+            "virtual_workers is not given, and it defines the result: write melodeon.join(virtual_workers=8)"
+        )
+    if asked is not None and launch.virtual_workers not in (None, asked):
+        raise DefinitionError(
+            f"the script says virtual_workers={asked} and was started with {launch.virtual_workers}: it defines the "
+            "result, so give one number, or leave it out in one of the two places"
+        )
+    return asked if asked is not None else launch.virtual_workers  # type: ignore[return-value]  # one of them is given
+
+
+def _pin(slot: int, threads: int) -> None:
+    """Stay on the cores of this slot: the next worker's are not disturbed."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[(slot * threads + thread) % len(cores)] for thread in range(threads)})
 
 
 def _device(asked: str | torch.device | None, worker: int) -> torch.device:
@@ -154,8 +191,7 @@ class _ErrorHook:
         """Send the error to the launcher."""
         code = error.exit_code if isinstance(error, MelodeonError) else 1
         text = str(error) or type(error).__name__
-        worker = self._launch.worker_number if self._launch.elastic else self._launch.worker
-        self._journal.event("error", worker=worker, type=type(error).__name__, text=text, exit_code=code)
+        self._journal.event("error", worker=_number(self._launch), type=type(error).__name__, text=text, exit_code=code)
         self._journal.fail(text, code)
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -7,6 +7,7 @@ never stops the training unless the person asked for the file.
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,6 +23,9 @@ from melodeon.runtime.link import Link
 from melodeon.runtime.records import Records
 
 _SHOW_EVERY_S = 0.5
+_RECENT_ROWS = 1000
+_TAIL = 1 << 16
+"""Bytes of a file's end that hold a whole line of means."""
 
 
 class Journal:
@@ -33,6 +37,10 @@ class Journal:
         self._link: Link | None = None
         self._stated = 0
         """The newest step in states.jsonl."""
+        self._rows: deque[dict[str, Any]] = deque(maxlen=_RECENT_ROWS)
+        """Newest means that another worker writes: it may be lost before it has."""
+        self._written = 0
+        """The newest step in metrics.jsonl, where this worker writes it."""
         self._record_states = launch.record_states
         self._event_fd = launch.event_fd
         self._launch = launch
@@ -142,18 +150,30 @@ class Journal:
 
     def seat(self, *, main: bool) -> None:
         """Be the worker that writes, or not; a new writer adds what the one before it could not."""
-        if main and not self._main:
+        before, self._main = self._main, main
+        if main and not before:
             assert self._receipt is not None, "define() comes first"
             self._write_definition(self._receipt.definition)
             self._receipts.rewrite()
             if self._record_states:
                 self._states.rewrite()
-        self._main = main
+            self._take_over_metrics()
 
     def metrics(self, row: dict[str, Any]) -> None:
-        """One step's means."""
-        if self._main:
+        """One step's means; they come again where an exchange was interrupted for some."""
+        if not self._main:
+            self._rows.append(row)
+        elif row["step"] > self._written:
+            self._written = row["step"]
             self._write("metrics.jsonl", json.dumps(row) + "\n")
+
+    def _take_over_metrics(self) -> None:
+        """Go on with the file of another writer, who may have been lost in the middle of a line."""
+        path = self.folder / "metrics.jsonl"
+        self._written = _cut_torn_line(path) if path.exists() else 0
+        rows, self._rows = self._rows, deque(maxlen=_RECENT_ROWS)
+        for row in rows:
+            self.metrics(row)
 
     def step(self, step: int, epoch: int, metrics: dict[str, Any]) -> None:
         """Show progress, not more often than a person can read."""
@@ -203,6 +223,19 @@ def _until(path: Path, step: int) -> list[bytes]:
         return []
     whole = body[: body.rfind(b"\n") + 1].splitlines(keepends=True)
     return [line for line in whole if int(json.loads(line).get("step", 0)) <= step]
+
+
+def _cut_torn_line(path: Path) -> int:
+    """The step of the last whole line of a file; what follows it is cut off."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - _TAIL))
+        tail = file.read()
+        end = tail.rfind(b"\n") + 1
+        if end or not start:
+            file.truncate(start + end)
+    lines = tail[:end].splitlines()
+    return int(json.loads(lines[-1])["step"]) if len(lines) > 1 or (lines and not start) else 0
 
 
 def _new_folder(root: Path, launch: Launch) -> Path:

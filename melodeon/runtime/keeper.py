@@ -13,11 +13,15 @@ from typing import Any
 from melodeon.coord.failpoint import failpoint
 from melodeon.core.definition import Definition
 from melodeon.core.errors import CheckpointError, DefinitionError, NotBitwise, UsageError
+from melodeon.core.launch import Launch
 from melodeon.runtime.checkpoint import BackgroundWriter, Checkpoint, CheckpointFolder
 from melodeon.runtime.codec import clone_state
 from melodeon.runtime.digest import StateDigest, digest_state
 from melodeon.runtime.group import Group
 from melodeon.runtime.journal import Journal
+
+KEPT = 3
+"""Checkpoints that are kept where the script does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ class Keeper:
         self._folder: CheckpointFolder | None = None
         self._writer: BackgroundWriter | None = None
         self._every = 0
+        """Steps between checkpoints; 0: only when the run ends."""
         self._strict = True
         self._digest: tuple[int, StateDigest] | None = None
         self._stored: int | None = None
@@ -54,6 +59,14 @@ class Keeper:
             raise UsageError(f"job.checkpoint(every={every!r}) must be a whole number of steps of at least 1")
         if self._folder is not None:
             raise UsageError("job.checkpoint was called twice: a job keeps its checkpoints in one folder")
+        self._open(folder, every, keep, strict=strict)
+
+    def keep_for(self, launch: Launch) -> None:
+        """The launcher may want checkpoints of a script that keeps none."""
+        if launch.checkpoint_dir is not None and launch.resume and self._folder is None:
+            self._open(launch.checkpoint_dir, launch.checkpoint_every or 0, KEPT, strict=True)
+
+    def _open(self, folder: str | Path, every: int, keep: int, *, strict: bool) -> None:
         self._folder = CheckpointFolder(folder, keep=keep)
         self._writer = BackgroundWriter(self._folder)
         self._every, self._strict = every, strict
@@ -97,7 +110,7 @@ class Keeper:
         every = self._schedule.receipt_every
         due = end_of_epoch if every is None else every > 0 and step % every == 0
         digest_now = self._schedule.every_step or last or due
-        store_now = self._folder is not None and (stopped or step % self._every == 0)
+        store_now = self._folder is not None and (stopped or (self._every > 0 and step % self._every == 0))
         if digest_now or store_now:
             state = self._capture()
             if digest_now:
@@ -168,5 +181,6 @@ class Keeper:
 
 
 def _digest(state: Mapping[str, Any]) -> StateDigest:
-    # How DDP cut its buckets follows from the run and is kept to go on with it; it is no part of the result.
-    return digest_state({name: part for name, part in state.items() if name != "arrival"})
+    # How DDP cut its buckets, and whether the run's aim is reached, follow from the run and are kept to go on with it;
+    # they are no part of the result.
+    return digest_state({name: part for name, part in state.items() if name not in ("arrival", "reached")})

@@ -49,7 +49,7 @@ class Link:
         self._notice = Notice(number=0)
         self._alarms: dict[int, Alarm] = {}
         self._heard = threading.Condition()
-        self._saying = threading.RLock()  # reentrant: a signal's handler may speak while the main thread does
+        self._saying = threading.Lock()
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)

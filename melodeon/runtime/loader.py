@@ -3,7 +3,7 @@
 Asking for the next batch ends the virtual worker before it; asking for the first of the next step ends the step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -75,12 +75,12 @@ class Loader:
                 for rank in course.ranks:
                     batch = self._take(rank)
                     course.beat.enter(rank, batch.weight)
-                    yield move(batch.data, course.device)
+                    yield move(batch.data, course.engine.device)
                     whole = course.beat.leave()
                 if whole:
                     course.boundary(self)
                 else:
-                    course.drop(self)
+                    course.drop()
             finished = True
             course.end_pass()
         finally:
@@ -132,10 +132,7 @@ class Loader:
         source = self.source
         if not isinstance(source, DemandFeed):
             return None
-        mine = encode_used(source.pending())
-        # On the carrier, behind the buckets that are under way: two threads must not speak in one group at once.
-        bodies = [mine] if group.size == 1 else group.wait(group.carrier.submit(group.gather_bytes, mine))
-        everyone = [decode_used(body) for body in bodies]
+        everyone = [decode_used(body) for body in group.gather_in_turn(encode_used(source.pending()))]
         return lambda: source.commit(everyone)
 
     def close(self) -> None:
@@ -147,6 +144,13 @@ class Loader:
             self.source.start(self._course.ranks, self.cursor, self._course.batches.running)
             self._started = True
         return self.source.take(self.cursor, rank)
+
+
+def capture_demand(loaders: Iterable[Loader]) -> dict[str, Any]:
+    """What of the loaders' places in the data their cursors do not say, as a part of the job's state."""
+    found = {str(loader.number): loader.capture() for loader in loaders}
+    taken = {number: captured for number, captured in found.items() if captured is not None}
+    return {"demand": taken} if taken else {}
 
 
 def move(data: Any, device: torch.device) -> Any:

@@ -40,6 +40,11 @@ class Metrics:
                 kept = _number(name, value)
                 self._values.setdefault(step, {}).setdefault(name, {})[rank] = (weight, kept)
 
+    def values(self, step: int, name: str) -> dict[int, tuple[float, float]]:
+        """What was said here under a name in a step that is not exchanged yet: rank -> (weight, value)."""
+        found = self._values.get(step, {}).get(name, {})
+        return {rank: (weight, float(value)) for rank, (weight, value) in found.items()}
+
     def forget(self, step: int) -> None:
         """Drop what was said in a step that is not finished."""
         self._values.pop(step, None)
@@ -58,9 +63,10 @@ class Metrics:
             }
             for step, names in self._values.items()
         }
+        payloads = self.group.gather_bytes(json.dumps(mine).encode())  # if it fails, all is told with the next
         self._values = {}
         merged: dict[int, dict[str, dict[int, tuple[float, float]]]] = {}
-        for payload in self.group.gather_bytes(json.dumps(mine).encode()):
+        for payload in payloads:
             for step, names in json.loads(payload).items():
                 for name, by_rank in names.items():
                     cell = merged.setdefault(int(step), {}).setdefault(name, {})

@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import time
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -141,6 +142,8 @@ class Nursery:
             if self._lifeline_fd is not None:
                 lifeline.watch(self._lifeline_fd)
             code = nursery_child.run(order.argv)
+        except BaseException:  # noqa: BLE001 - what a script raises, `run` has shown: this is ours
+            traceback.print_exc()
         finally:
             nursery_child.leave(code)
 

@@ -65,14 +65,21 @@ def _guard(call: Callable[[], object]) -> int:
     try:
         call()
     except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        sys.stderr.write(f"{end.code}\n")
-        return 1
+        return _exit_code(end)
     except BaseException as error:  # noqa: BLE001 - whatever a script raises ends it, and is shown by its own hook
-        _show(error)
+        try:
+            _show(error)
+        except SystemExit as end:
+            return _exit_code(end)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    return 1
 
 
 def _show(error: BaseException) -> None:

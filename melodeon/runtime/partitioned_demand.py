@@ -4,7 +4,8 @@
 
 What committed steps have used (`progress`) is part of the job's state and the same on every worker. What was drawn
 since counts for nothing until `commit`: when a step is given up, `reassign` goes back to the progress. So nothing is
-skipped or repeated, whoever is lost, and the master's book need not be up to date.
+skipped or repeated, whoever is lost, and whoever hands out partitions (a `Grants`: in a job, the book that every worker
+keeps) need not be up to date.
 
 A worker with nothing in hand waits for partitions, unless another member of its view holds some that are not used up;
 then it runs a sample that weighs nothing. So in every step somebody has samples: take the worker with the oldest
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What the master has handed out, as a whole document; newer ones have higher numbers."""
+    """What has been handed out, as a whole document; newer ones have higher numbers."""
 
     number: int
     epoch: int = -1
@@ -45,7 +46,7 @@ class Granted:
 
 
 class Grants(Protocol):
-    """The master's counter, as a worker sees it."""
+    """The counter at which a worker gets partitions."""
 
     def want(self, num: int) -> None:
         """Say how many partitions that are not used up this worker would like to hold, from now on."""

@@ -5,6 +5,7 @@ allowance, the worker ends as if it had been killed, which costs the others a st
 """
 
 import os
+import queue
 import signal
 import threading
 
@@ -19,12 +20,15 @@ def listen(link: Link) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     allowance_s = float(os.environ.get(VARIABLE, ALLOWANCE_S))
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def told(_number: int, _frame: object) -> None:
-        if not link.status.preempted:
-            link.post(preempted=True)
-            end = threading.Timer(allowance_s, os._exit, args=(128 + signal.SIGTERM,))
-            end.daemon = True
-            end.start()
+    def leave() -> None:
+        told.get()
+        link.post(preempted=True)
+        threading.Event().wait(allowance_s)
+        os._exit(128 + signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, told)
+    threading.Thread(target=leave, name="melodeon-preemption", daemon=True).start()
+    # The handler only passes it on: it may have interrupted the main thread in the middle of a word to the agent, or
+    # in the start of a thread.
+    signal.signal(signal.SIGTERM, lambda number, _frame: told.put(number))

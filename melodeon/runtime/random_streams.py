@@ -13,30 +13,11 @@ import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from melodeon.core.streams import derive
-
-
-class RandomStreams(Protocol):
-    """What the job asks of its random streams."""
-
-    def enter(self, step: int, rank: int) -> None:
-        """A virtual worker begins its part of the step."""
-
-    def leave(self, rank: int) -> None:
-        """It ends; whatever follows until the next `enter` is another's."""
-
-    def fingerprint(self) -> int:
-        """What must be equal on all workers for `commit` to be told that they agree."""
-
-    def commit(self, step: int, *, agreed: bool) -> None:
-        """The update begins: what is drawn now must be the same on every worker."""
-
-    def outside(self, step: int) -> None:
-        """`step` steps are done; code outside the steps begins."""
 
 
 @dataclass(frozen=True, slots=True)

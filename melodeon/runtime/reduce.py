@@ -20,6 +20,7 @@ from melodeon.core.errors import UsageError
 from melodeon.runtime.buckets import Bucket
 from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.group import Group
+from melodeon.runtime.guard import Grads, Marks
 from melodeon.runtime.lanes import Lane
 
 
@@ -74,7 +75,8 @@ class Reducer(ABC):
         self._armed = False
         self._learning = True
         """The first step is not over: every backward pass is watched, as far as that tells what the model does."""
-        self._arrived: list[int] = []
+        self._arrived: dict[int, None] = {}
+        """The parameters whose gradients this backward pass has brought, in order."""
         self._hooks: list[RemovableHandle] = []
         for index, param in enumerate(self.params):
             handle = param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
@@ -90,12 +92,12 @@ class Reducer(ABC):
         """What a loss's gradient starts from, so that the sum comes out as the mean."""
 
     @abstractmethod
-    def before(self, rank: int, *, first: bool, final: bool) -> None:
-        """A backward of `rank` begins: its `first` of the step, its `final` one."""
+    def before(self, rank: int, marks: Marks, *, first: bool, final: bool) -> None:
+        """A backward of `rank` begins: its `first` of the step, its `final` one; `marks` is what lies in `.grad`."""
 
     @abstractmethod
-    def after(self, rank: int) -> None:
-        """The final backward of `rank` is done."""
+    def after(self, rank: int) -> Grads | None:
+        """The final backward of `rank` is done; returns what is still in `.grad`, None: nothing is."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -129,7 +131,7 @@ class Reducer(ABC):
 
     def _listen(self, *, sending: bool) -> None:
         """A backward pass begins; with `sending` its gradients are this step's last, and full buckets leave."""
-        self._arrived = []
+        self._arrived = {}
         if sending:
             self._pending = [len(bucket.slots) for bucket in self._buckets]
             self._bucket_of = {index: n for n, bucket in enumerate(self._buckets) for index in bucket.indices}
@@ -142,7 +144,7 @@ class Reducer(ABC):
                 f"parameter {self.names[index]!r} got its gradient twice in one backward pass, as reentrant activation "
                 "checkpointing of a shared module does: use checkpoint(..., use_reentrant=False)"
             )
-        self._arrived.append(index)
+        self._arrived[index] = None
         if self._armed:
             self._pending[self._bucket_of[index]] -= 1
             while self._next < len(self._pending) and self._pending[self._next] == 0:

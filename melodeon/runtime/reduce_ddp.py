@@ -14,6 +14,7 @@ from melodeon.runtime.buckets import Bucket, ddp_buckets
 from melodeon.runtime.exchange import Exchange, open_exchange
 from melodeon.runtime.folds import Fold, RingFold
 from melodeon.runtime.group import Group
+from melodeon.runtime.guard import Grads, Marks
 from melodeon.runtime.reduce import Header, Reducer
 
 
@@ -52,22 +53,23 @@ class DdpReducer(Reducer):
         """DDP scales the gradients, not the loss."""
         return 1.0
 
-    def before(self, rank: int, *, first: bool, final: bool) -> None:
+    def before(self, rank: int, marks: Marks, *, first: bool, final: bool) -> None:  # noqa: ARG002
         """Send buckets during the last backward."""
         if first and rank == self.ranks[0]:
             self._used = [False] * len(self.params)
         self._listen(sending=final and rank == self.ranks[-1])
 
-    def after(self, rank: int) -> None:
+    def after(self, rank: int) -> Grads | None:
         """Scale the gradients into the virtual worker's row."""
         if rank == 0 and self.arrival is None:
-            self._first_arrival = self._arrived
+            self._first_arrival = list(self._arrived)
         if rank == self.ranks[-1]:
             self._launch_rest()
-            return
+            return None
         with torch.no_grad():
             for bucket, rows in zip(self._buckets, self._device_rows, strict=True):
                 self._scale_into(bucket, rows[rank - self.ranks[0]])
+        return None
 
     def abandon(self) -> None:
         """Drop the step's sums."""

@@ -17,9 +17,8 @@ from melodeon.runtime.buckets import tree_buckets
 from melodeon.runtime.exchange import Exchange, open_exchange
 from melodeon.runtime.folds import TreeFold
 from melodeon.runtime.group import Group
+from melodeon.runtime.guard import Grads, Marks, grads_of
 from melodeon.runtime.reduce import Header, Reducer
-
-Grads = list[torch.Tensor | None]
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class TreeReducer(Reducer):
         super().__init__(params, names, group, assignment)
         self._virtual_workers = assignment.virtual_workers
         self._stack: list[Partial] = []
-        self._marks: tuple[Grads, list[int]] | None = None
+        self._marks: Marks | None = None
         """The left gradients of a pair and their versions, while the right ones are being added to them."""
         self._used = [False] * len(self.params)
         if group.size > 1:
@@ -56,24 +55,23 @@ class TreeReducer(Reducer):
         """Backward starts from 1/V: no pass over the gradients is spent on taking the mean."""
         return 1.0 / self._virtual_workers
 
-    def before(self, rank: int, *, first: bool, final: bool) -> None:
+    def before(self, rank: int, marks: Marks, *, first: bool, final: bool) -> None:
         """Leave the left neighbour's gradients in `.grad` for autograd to add to, or lay them aside."""
         if first and self._stack and self._stack[-1].grads is None:
             left = self._stack[-1].span
             if final and left == (rank - 1, rank) and tree.mergeable(left, (rank, rank + 1), self._virtual_workers):
-                lefts = [param.grad for param in self.params]
-                self._marks = (lefts, [-1 if left is None else left._version for left in lefts])
+                self._marks = marks
             else:
-                self._lay_aside()
+                self._stack[-1].grads = marks[0]
+                self.drop_gradients()
         self._listen(sending=final and bool(self._lanes) and rank == self.ranks[-1])
 
-    def after(self, rank: int) -> None:
+    def after(self, rank: int) -> Grads | None:
         """Fold the virtual worker's gradients in."""
         if self._lanes and rank == self.ranks[-1]:
             self._launch_rest()
-            return
-        everything = range(len(self.params))
-        rights, merges = self._arriving(everything), self._merges(rank)
+            return None
+        rights, merges = self._arriving(range(len(self.params))), self._merges(rank)
         paired = self._marks is not None
         self._marks = None
         if paired:
@@ -81,7 +79,7 @@ class TreeReducer(Reducer):
         start = rank - 1 if paired else rank
         if not merges:
             self._stack.append(Partial((start, rank + 1), None))
-            return
+            return rights
         for _ in range(merges):
             left = self._stack.pop()
             assert left.grads is not None
@@ -89,6 +87,7 @@ class TreeReducer(Reducer):
             start = left.span[0]
         self._stack.append(Partial((start, rank + 1), rights))
         self.drop_gradients()
+        return None
 
     def abandon(self) -> None:
         """Drop the step's sums."""
@@ -104,7 +103,7 @@ class TreeReducer(Reducer):
 
     def _arriving(self, indices: Sequence[int]) -> Grads:
         """What lies in `.grad`, with one-sided pairs made what `g + 0` is."""
-        grads = [self.params[index].grad for index in indices]
+        grads = grads_of([self.params[index] for index in indices])
         if self._marks is not None:
             lefts, versions = self._marks
             for index, grad in zip(indices, grads, strict=True):
@@ -123,10 +122,6 @@ class TreeReducer(Reducer):
         if grad is not None:
             with torch.no_grad():
                 grad.add_(0.0)
-
-    def _lay_aside(self) -> None:
-        self._stack[-1].grads = [param.grad for param in self.params]
-        self.drop_gradients()
 
     # -- the exchange between workers --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from melodeon.core.sampling import EpochPlan
 from melodeon.runtime.engine import Engine, gather_generators
 from melodeon.runtime.feed import Batch
 from melodeon.runtime.group import TIMEOUT_S, Group
+from melodeon.runtime.guard import Marks
 from melodeon.runtime.loader import Source
 from melodeon.runtime.partitioned import Partitioned
 from melodeon.runtime.random_streams import read_generators
@@ -146,7 +147,7 @@ class _NoReducer(Reducer):
     def root_scale(self) -> float:
         return 1.0
 
-    def before(self, rank: int, *, first: bool, final: bool) -> None:
+    def before(self, rank: int, marks: Marks, *, first: bool, final: bool) -> None:
         if not final:
             raise UsageError(
                 "job.backward(more=True) has no counterpart in stock DistributedDataParallel, which sums in every "
@@ -154,7 +155,7 @@ class _NoReducer(Reducer):
             )
 
     def after(self, rank: int) -> None:
-        pass
+        return None
 
     def abandon(self) -> None:
         pass

@@ -12,7 +12,6 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -21,15 +20,11 @@ import torch
 
 from melodeon.core.errors import MelodeonError
 from melodeon.runtime.codec import DTYPES, JsonValue, _Encoder, check_tensor, dtype_name, unflatten, unique_path
+from melodeon.runtime.memory import populate, raw_view
 
 ALIGNMENT = 64
 _HUGE_FROM = 4 << 20
 """Below this many bytes of new tensors, huge pages save nothing."""
-
-_memory_view = ctypes.pythonapi.PyMemoryView_FromMemory
-_memory_view.restype = ctypes.py_object
-_memory_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_PYBUF_WRITE = 0x200
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -122,11 +117,6 @@ class Received:
     in_place: frozenset[str] = field(repr=False)
     """Paths of the tensors that are the receiver's own, filled: whoever owns them need not load them again."""
     num_bytes: int
-
-
-def raw_view(address: int, size: int) -> memoryview:
-    """Memory at an address as bytes; the caller holds whatever owns it."""
-    return cast(memoryview, _memory_view(address, size, _PYBUF_WRITE)) if size else memoryview(b"")
 
 
 def outline(state: object) -> Outline:
@@ -253,10 +243,7 @@ class Targets:
     def touch(self) -> None:
         """Bring in the pages of the new tensors now."""
         if self._fresh is not None:
-            with suppress(OSError):  # an older kernel: they come in one by one while the tensors are filled
-                # In pieces: the call keeps the interpreter's lock, and the worker must be heard of meanwhile.
-                for at in range(0, len(self._fresh), _PIECE):
-                    self._fresh.madvise(_MADV_POPULATE_WRITE, at, min(_PIECE, len(self._fresh) - at))
+            populate(ctypes.addressof(ctypes.c_char.from_buffer(self._fresh)), len(self._fresh))
 
     def state(self) -> Any:
         """The state, once the tensors are filled."""
@@ -300,11 +287,6 @@ def _fits(own: torch.Tensor, row: Row) -> bool:
     return all(
         size == 1 or mine == theirs for size, mine, theirs in zip(row.shape, own.stride(), row.strides, strict=True)
     )
-
-
-_PIECE = 32 << 20
-_MADV_POPULATE_WRITE = 23
-"""Linux 5.14; not yet named by the mmap module."""
 
 
 def _huge(size: int) -> mmap.mmap:

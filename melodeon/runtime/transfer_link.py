@@ -247,7 +247,11 @@ def call(me: int, peer: int, invitation: bytes, want: Want, *, local: bool, chec
             connected = _connect(invited.address, invited.port, check)
         link = Link(connected, peer)
         link.send(_HELLO.pack(invited.word, want, me), check)
-    except OSError as error:
+    except BaseException as error:
+        if connected is not None:
+            connected.close()
+        if not isinstance(error, OSError):
+            raise
         raise WorkerLost(
             f"worker {peer} at {invited.address}:{invited.port} cannot be reached in a view change "
             f"({error.strerror or error})"

@@ -21,7 +21,8 @@ import torch
 
 from melodeon.coord.failpoint import failpoint
 from melodeon.core.errors import WorkerLost
-from melodeon.runtime.transfer_layout import Outline, Span, Targets, cut, raw_view
+from melodeon.runtime.memory import raw_view, reserve
+from melodeon.runtime.transfer_layout import Outline, Span, Targets, cut
 from melodeon.runtime.transfer_link import Check, Link
 
 CHUNK = 1 << 20
@@ -47,15 +48,13 @@ class Ring:
     @classmethod
     def make(cls, chunk: int = CHUNK, num_slots: int = NUM_SLOTS) -> "Ring | None":
         """A new one; None where the system has no such memory to give."""
-        descriptor = -1
+        descriptor = reserve(chunk * num_slots)
+        if descriptor is None:
+            return None
         try:
-            descriptor = os.memfd_create("melodeon", os.MFD_CLOEXEC)
-            # Reserve the pages now: writing to memory that is not there would be a bus error.
-            os.posix_fallocate(descriptor, 0, chunk * num_slots)
             return cls(descriptor, chunk, num_slots)
-        except (OSError, AttributeError):
-            if descriptor >= 0:
-                os.close(descriptor)
+        except OSError:
+            os.close(descriptor)
             return None
 
     @classmethod

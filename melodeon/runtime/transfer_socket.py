@@ -12,7 +12,8 @@ import torch
 
 from melodeon.coord.failpoint import failpoint
 from melodeon.core.errors import WorkerLost
-from melodeon.runtime.transfer_layout import Memory, Outline, Span, Targets, cut, raw_view
+from melodeon.runtime.memory import raw_view
+from melodeon.runtime.transfer_layout import Memory, Outline, Span, Targets, cut
 from melodeon.runtime.transfer_link import Check, Link
 
 CHUNK = 16 << 20

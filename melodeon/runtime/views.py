@@ -221,6 +221,7 @@ class Views:
                 group.meet(_meeting(view, self._folder), view.generation, host=self._host)
             failpoint("view.met")
             door = Door(self._host or "127.0.0.1")
+            group.hold("door", door.close)
             offers = [
                 msgspec.msgpack.decode(body, type=Offer)
                 for body in group.gather_bytes(msgspec.msgpack.encode(Offer(door.invitation, description)))

@@ -29,6 +29,7 @@ class Worker:
             number=1,
             phase=Phase.STARTING,
             virtual_workers=VIRTUAL_WORKERS,
+            total_steps=steps,
             definition="scripted",
         )
         self.notice = Notice(number=0)
@@ -98,7 +99,7 @@ class Worker:
                 self.send(self.status)
                 continue
             step += 1
-            self.say(step=step, busy_s=(0.01,), checkpoint=notice.checkpoint)
+            self.say(step=step, at=time.monotonic(), busy_s=(0.01,), checkpoint=notice.checkpoint)
             if step % 10 == 0:
                 self.event(f'{{"kind": "step", "step": {step}}}')
             if step >= self.steps or (notice.stop and "deaf" not in sys.argv):

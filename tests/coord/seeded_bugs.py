@@ -93,8 +93,22 @@ BUGS: dict[str, Bug] = {
         "state.generation = (state.settled.generation if state.settled else 0) + 1",
     ),
     "a_worker_number_is_used_twice": Bug(
-        f"{COORD}.views:start_workers", "worker = state.next_worker",
+        f"{COORD}.views:start_worker", "worker = state.next_worker",
         "worker = next(n for n in range(state.next_worker + 1) if n not in state.workers)",
+    ),
+    "a_slot_is_given_away_before_its_worker_has_ended": Bug(
+        f"{COORD}.placing:pursue_place", "place not in in_use(state)", "True"
+    ),
+    "a_lost_worker_is_replaced_anywhere": Bug(
+        f"{COORD}.views:find_room", "slot in own and", "",
+        "test_master_place.py::test_a_lost_worker_is_replaced_on_the_slots_of_the_job",
+    ),
+    "a_wish_for_slots_is_fulfilled_when_some_came": Bug(
+        f"{COORD}.changes:_advance", 'ok=change.what != "place" or is_placed(state, change)', "ok=True"
+    ),
+    "an_older_wish_for_slots_is_carried_out_too": Bug(
+        f"{COORD}.changes:supersede", "older = [change for change in state.queue", "older = [change for change in []",
+        "test_master_place.py::test_only_the_newest_wish_of_several_is_carried_out",
     ),
     "everybody_is_replaced_in_one_view": Bug(f"{COORD}.changes:_target", "if not stay and now:", "if False:"),
     "losses_make_planned_views": Bug(

@@ -197,6 +197,19 @@ def test_of_two_wishes_the_newer_counts_and_keeps_what_fits() -> None:
     assert where(bench) == {"a": [0, 2, 3]}
 
 
+def test_only_the_newest_wish_of_several_is_carried_out() -> None:
+    bench = placed({"a": [0, 1]})
+    bench.ask("scale", n=1)  # under way: what is asked for now waits
+    bench.ask("place", id="x", slots={"a": [2]})
+    bench.ask("place", id="y", slots={"a": [0, 3]})
+    assert "newer wish" in bench.answers["x"].text
+    follow(bench)
+    follow(bench)
+    assert bench.answers["y"].ok
+    assert where(bench) == {"a": [0, 3]}
+    assert bench.state.next_worker == 3
+
+
 def test_a_wish_that_is_repeated_has_one_effect() -> None:
     bench = placed({"a": [0]})
     for _ in range(3):

@@ -17,6 +17,11 @@ from melodeon.core.launch import VARIABLE, Launch
         run_dir=st.none() | st.text(),
         threads=st.none() | st.integers(1, 8),
         record_ops=st.booleans(),
+        virtual_workers=st.none() | st.integers(1, 64),
+        until=st.none() | st.just("loss < 0.1"),
+        max_epochs=st.none() | st.integers(1, 9),
+        checkpoint_every=st.none() | st.integers(1, 9),
+        pin=st.booleans(),
         batch_history=st.none() | st.lists(st.tuples(st.integers(0, 99), st.integers(1, 8))).map(tuple),
     )
 )

@@ -49,8 +49,8 @@ BUGS: dict[str, Bug] = {
     ),
     "the_samples_of_a_dropped_step_are_skipped": Bug(
         "melodeon.runtime.loader",
-        "                    course.drop(self)",
-        "                    self.cursor += 1\n                    course.drop(self)",
+        "                    course.drop()",
+        "                    self.cursor += 1\n                    course.drop()",
         f"{IN_A_STEP}[step.exchange-tree]",
     ),
     "buffers_are_not_rewound": Bug(

@@ -20,6 +20,7 @@ def main() -> None:
     options = json.loads(options_text)
     elastic = None
     history = options.pop("batch_history", None)
+    wishes = options.pop("launch", {})
     if options.pop("elastic", True):
         known = ("ttl_s", "silence_s", "resend_s", "agents", "hosts", "store")
         patience = {key: options.pop(key) for key in known if key in options}
@@ -33,6 +34,7 @@ def main() -> None:
         num_workers=options.get("workers", 1),
         hybrid="hybrid" in options,
         batch_history=history,
+        **wishes,
     )
     report = perform(Request(script=script, args=args, launch=launch, name=name, elastic=elastic))
     sys.stderr.write(f"{report.outcome.reason}\n")

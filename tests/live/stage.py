@@ -28,8 +28,6 @@ HEAL_S = 4.0
 """A cut of an agent heals after this long: four times the lease."""
 FOREVER = ("--epochs", "1000")
 PACE = ("--pace", "0.02")
-AGENT_KILLS, AGENT_KILLS_S = 3, 11.0
-"""The launcher takes an agent that ends more often for hopeless."""
 
 
 class Unstruck(AssertionError):
@@ -55,7 +53,6 @@ class Stage:
         self._checkpoints = folder / f"{name}-checkpoints"
         self._size, self._agents = workers, agents
         self._helpers: list[threading.Thread] = []
-        self._agent_kills: list[float] = []
         self._args = (*args, *PACE, "--checkpoints", str(self._checkpoints))
         self._folder, self._name, self._options = folder, name, options
         self.system: System
@@ -135,8 +132,6 @@ class Stage:
 
     def _play_agent(self, case: Case) -> int:
         victims = self._victims(case)
-        if case.action == "kill":
-            self._spare_launcher()
         if not self.pids(victims[0]):
             self.system.handle.migrate(self.pids()[-1][0], to=victims[0])  # lest it have nothing to lose
             self.settle()
@@ -297,13 +292,6 @@ class Stage:
         for index in range(self._agents):
             if f"node{index}" != but:
                 self.hurt_agent(f"node{index}", signal.SIGCONT)
-
-    def _spare_launcher(self) -> None:
-        """Wait until the launcher has forgotten the last ends of agents."""
-        recent = self._agent_kills[-AGENT_KILLS:]
-        if len(recent) == AGENT_KILLS:
-            self.until(lambda: time.monotonic() - recent[0] > AGENT_KILLS_S, "time stands still")
-        self._agent_kills.append(time.monotonic())
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ class System:
         self._log = (folder / f"{name}.log").open("w+b")
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "PYTHONPATH": path, **(env or {})}
-        os.environ["XDG_RUNTIME_DIR"] = str(folder)
+        self._registry = os.environ.get("XDG_RUNTIME_DIR")
+        os.environ["XDG_RUNTIME_DIR"] = str(folder)  # where a handle finds the job
         launch = [sys.executable, "-m", "tests.live.launch", str(folder), name, json.dumps({**QUICK, **options})]
         self.process = subprocess.Popen(
             [*launch, str(script), *args],
@@ -59,6 +60,10 @@ class System:
             self.process.kill()
             self.process.wait()
         self._log.close()
+        if self._registry is None:
+            os.environ.pop("XDG_RUNTIME_DIR", None)
+        else:
+            os.environ["XDG_RUNTIME_DIR"] = self._registry
 
     @property
     def handle(self) -> JobHandle:
@@ -170,9 +175,8 @@ class System:
         said = [Path(self._log.name).read_text(errors="replace")]
         for path in sorted(self.run_dir.glob("**/*.log")):
             said.append(f"-- {path.relative_to(self.run_dir)}\n{path.read_text(errors='replace')[-3000:]}")
-        quiet = ("step",)
-        said += ["-- events", *(json.dumps(row) for row in self.events() if row["kind"] not in quiet)]
-        return "\n".join(said[:1] + said[1:])[-12000:]
+        said += ["-- events", *(json.dumps(row) for row in self.events() if row["kind"] != "step")]
+        return "\n".join(said)[-12000:]
 
 
 def undisturbed(folder: Path, *args: str, limit_s: float = LIMIT_S) -> dict[int, str]:

@@ -23,12 +23,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return crew.run(cases.everything, [4], folder / "run", pace_s=0.0, epochs=12).well().states
 
 
-def assert_same(conductor: Conductor, undisturbed: dict[int, str]) -> None:
-    rows = conductor.ended.lines("states.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, len(undisturbed) + 1)), "every step once, in order"
-    assert {row["step"]: row["digest"] for row in rows} == undisturbed
-
-
 def leave_behind(conductor: Conductor) -> None:
     """Two workers; then worker 0 trains on alone, while worker 1 waits for its release."""
     conductor.start(0, 1)
@@ -46,7 +40,7 @@ def test_a_leaver_that_is_asked_back_takes_the_newer_state(tmp_path: Path) -> No
         leave_behind(conductor)
         conductor.entered(conductor.view([(0, 2), (1, 2)], planned=False, reason="worker 1 is wanted again"))
         conductor.done(0, 1)
-        assert_same(conductor, one_epoch)
+        assert conductor.states == list(one_epoch.items())
 
 
 def test_a_leaver_that_is_asked_back_in_a_later_epoch_ends(tmp_path: Path, undisturbed: dict[int, str]) -> None:
@@ -56,7 +50,7 @@ def test_a_leaver_that_is_asked_back_in_a_later_epoch_ends(tmp_path: Path, undis
         assert conductor.exit_code(1) == -signal.SIGKILL
         conductor.entered(conductor.view([(0, 4)], planned=False, reason="worker 1 is gone"))
         conductor.done(0)
-        assert_same(conductor, undisturbed)
+        assert conductor.states == list(undisturbed.items())
 
 
 def test_a_leaver_holds_its_state_until_it_is_released(tmp_path: Path, undisturbed: dict[int, str]) -> None:
@@ -69,7 +63,7 @@ def test_a_leaver_holds_its_state_until_it_is_released(tmp_path: Path, undisturb
         assert conductor.exit_code(1) == -signal.SIGKILL  # the only seat that had the state
         conductor.entered(conductor.view([(0, 2), (2, 2)], planned=False, reason="worker 1 is gone"))
         conductor.done(0, 2)
-        assert_same(conductor, undisturbed)
+        assert conductor.states == list(undisturbed.items())
 
 
 def test_a_peer_that_only_falls_silent_holds_nobody_up(tmp_path: Path, undisturbed: dict[int, str]) -> None:
@@ -81,7 +75,15 @@ def test_a_peer_that_only_falls_silent_holds_nobody_up(tmp_path: Path, undisturb
         # Nothing closes: as long as worker 2 lives, what the others have begun with it is under way.
         conductor.entered(conductor.view([(0, 2), (1, 2)], planned=False, reason="worker 2 is silent"))
         conductor.done(0, 1)
-        assert_same(conductor, undisturbed)
+        assert conductor.states == list(undisturbed.items())
+
+
+def test_a_worker_is_lost_while_the_others_begin_to_train_a_thawed_layer(tmp_path: Path) -> None:
+    thawed = crew.run(survival_cases.one_epoch, [4], tmp_path / "undisturbed", pace_s=0.0, thaw_at=5).well().states
+    kill = "step.begin=kill@6/1"
+    with Conductor(tmp_path / "run", survival_cases.one_epoch, failpoints=kill, thaw_at=5) as conductor:
+        conductor.bereave()
+        assert conductor.states == list(thawed.items())
 
 
 class Agent:

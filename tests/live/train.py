@@ -2,16 +2,15 @@
 
 import argparse
 import os
-import threading
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 import melodeon
 from melodeon.core.launch import Launch
+from tests.runtime.loop import parts
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)
@@ -40,15 +39,5 @@ if options.checkpoints:
 slow_worker, _, slow_s = options.slow.partition(":")
 number = Launch.from_env(os.environ).worker_number if "MELODEON_LAUNCH" in os.environ else 0
 pace_s = options.pace + (float(slow_s) if slow_worker and number == int(slow_worker) else 0.0)
-idle = threading.Event()
 for _ in job.epochs(options.epochs):
-    for x, y in loader:
-        idle.wait(pace_s)
-        loss = cross_entropy(model(x), y)
-        job.backward(loss)
-        optimizer.step()
-        by_step.step()
-        optimizer.zero_grad()
-        job.log(loss=loss)
-    with torch.no_grad():
-        model(torch.randn(8, 12, device=job.device))
+    parts.run_epoch(job, loader, model, optimizer, by_step, pace_s=pace_s, features=12)

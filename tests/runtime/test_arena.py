@@ -7,14 +7,10 @@ import torch
 
 from melodeon.runtime import arena
 from melodeon.runtime.group import Group
+from tests.runtime.descriptors import open_memory
 from tests.runtime.threads import on_workers
 
 SIZES = (1, 4096, 100_000)
-
-
-def open_segments() -> list[str]:
-    opened = [path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return [name for name in opened if name.startswith("memfd:melodeon")]
 
 
 def test_what_one_worker_writes_all_of_them_see() -> None:
@@ -39,16 +35,33 @@ def test_a_segment_has_no_name_and_no_open_file_after_its_view() -> None:
     segments = on_workers(2, work)
     assert None not in segments
     assert not [path for path in set(folder.iterdir()) - named if "melodeon" in path.name]
-    assert not open_segments()
+    assert not open_memory()
+
+
+def test_a_second_segment_takes_the_place_of_the_first() -> None:
+    def work(group: Group) -> list[str]:
+        for _ in range(3):  # as a job does that cuts its buckets anew
+            assert arena.map_segments(group, SIZES[:2]) is not None
+        group.barrier()
+        found = open_memory()
+        group.barrier()
+        return found
+
+    assert [len(found) for found in on_workers(2, work)] == [2, 2]  # one for each of the two, who share this process
 
 
 @pytest.mark.parametrize("hinder", ["memory", "another host"])
-def test_if_one_cannot_all_take_sockets(hinder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_one_cannot_all_take_sockets_and_keep_nothing(hinder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if hinder == "memory":
-        made = arena._make
-        monkeypatch.setattr(arena, "_make", lambda size: None if size == SIZES[1] else made(size))
+        reserve = arena.reserve
+        monkeypatch.setattr(arena, "reserve", lambda size: None if size == SIZES[1] else reserve(size))
     else:
         hosts = iter(["one", "other"])
         monkeypatch.setattr(arena, "_host_id", lambda: next(hosts))
-    assert on_workers(2, lambda group: arena.map_segments(group, SIZES[:2])) == [None, None]
-    assert not open_segments()
+
+    def work(group: Group) -> tuple[list[torch.Tensor] | None, list[str]]:
+        segments = arena.map_segments(group, SIZES[:2])
+        group.barrier()
+        return segments, open_memory()
+
+    assert on_workers(2, work) == [(None, []), (None, [])]

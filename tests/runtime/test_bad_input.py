@@ -39,7 +39,7 @@ def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
 
     yield join_here
     for job in jobs:
-        atexit.unregister(job.close)
+        atexit.unregister(job.course.close)
         job.course.broken = True
         job.close()
     torch.use_deterministic_algorithms(False)

@@ -30,7 +30,7 @@ def test_worker_0_writes_the_files(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "definition.json").read_text()) == {"seed": 1}
     receipt = receipts.parse((tmp_path / "receipt.jsonl").read_text().splitlines())
     assert [entry.step for entry in receipt.entries] == [1, 2]
-    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2, 2]
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2]
     assert lines(tmp_path / "states.jsonl")[0]["digest"] == receipt.entries[0].digest
 
 
@@ -41,6 +41,19 @@ def test_other_workers_write_none(tmp_path: Path) -> None:
     journal.metrics({"step": 1})
     journal.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_takes_over_goes_on_with_the_means_behind_the_last_whole_line(tmp_path: Path) -> None:
+    journal = Journal(Launch(run_dir=str(tmp_path), worker=1, num_workers=2))
+    journal.define(DEFINITION)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "lo')
+    for step in (1, 2, 3, 4):
+        journal.metrics({"step": step})
+    journal.seat(main=True)
+    for step in (4, 5):  # what was exchanged again, and something new
+        journal.metrics({"step": step})
+    journal.close()
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
 def test_events_go_to_the_launcher_one_line_each(tmp_path: Path) -> None:

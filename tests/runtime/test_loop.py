@@ -18,25 +18,35 @@ orders = pytest.mark.parametrize("order", ["tree", "ddp"])
 
 def on_every_split(
     case: Case, tmp_path: Path, splits: tuple[tuple[int, ...], ...] = SPLITS, **options: object
-) -> Ended:
-    """Run the case on every split, compare all states and what it told; return the run on one worker."""
-    first = run(case, splits[0], tmp_path / "0", **options).well()
-    assert first.states, "nothing was trained"
-    for number, split in enumerate(splits[1:], start=1):
-        other = run(case, split, tmp_path / str(number), **options).well()
+) -> list[Ended]:
+    """The case on every split, one after the other."""
+    runs = [run(case, split, tmp_path / str(number), **options).well() for number, split in enumerate(splits)]
+    assert runs[0].states, "nothing was trained"
+    return runs
+
+
+def apart(runs: list[Ended]) -> list[str]:
+    """Where a run has other states than the first, logs other means or tells other things; nowhere, if all is well."""
+    first, *others = runs
+    found: list[str] = []
+    for number, other in enumerate(others, start=1):
         for step, leaves in first.leaves.items():
             seen = other.leaves.get(step, {})
-            differing = [name for name in leaves if leaves[name] != seen.get(name)]
-            assert not differing, f"split {split} differs after step {step}: {differing}"
-        assert other.states == first.states
-        assert other.said == first.said
-        assert other.lines("metrics.jsonl") == first.lines("metrics.jsonl")
-    return first
+            found += [f"run {number}, step {step}: {name}" for name in leaves if leaves[name] != seen.get(name)]
+        if other.states != first.states:
+            found.append(f"run {number}: other states")
+        if other.said != first.said:
+            found.append(f"run {number}: says {other.said}, not {first.said}")
+        if other.lines("metrics.jsonl") != first.lines("metrics.jsonl"):
+            found.append(f"run {number}: other means")
+    return found
 
 
 @orders
 def test_groups_optimizers_schedules_and_clipping(order: str, tmp_path: Path) -> None:
-    (said,) = on_every_split(cases.groups_and_schedules, tmp_path, order=order).said
+    runs = on_every_split(cases.groups_and_schedules, tmp_path, order=order)
+    assert not apart(runs)
+    (said,) = runs[0].said
     assert said["steps"] == len(said["norms"]) == 6  # each step once, though five virtual workers call it
     assert said["lr"][0] == 0.01 * 0.5**2
     assert max(said["norms"]) > 0.5
@@ -44,13 +54,17 @@ def test_groups_optimizers_schedules_and_clipping(order: str, tmp_path: Path) ->
 
 @orders
 def test_autocast_and_a_scaler_that_skips_a_step(order: str, tmp_path: Path) -> None:
-    (said,) = on_every_split(cases.amp, tmp_path, order=order).said
+    runs = on_every_split(cases.amp, tmp_path, order=order)
+    assert not apart(runs)
+    (said,) = runs[0].said
     assert said == {"scales": [1024.0, 1024.0, 512.0, 512.0, 512.0], "updates": STEPS - 1.0}
 
 
 @orders
 def test_batchnorm_dropout_channels_last_bf16_parameters_and_frozen_ones(order: str, tmp_path: Path) -> None:
-    leaves = on_every_split(cases.layouts, tmp_path, order=order).leaves
+    runs = on_every_split(cases.layouts, tmp_path, order=order)
+    assert not apart(runs)
+    leaves = runs[0].leaves
     moved = {name for name in leaves[1] if name.startswith("models.") and leaves[1][name] != leaves[STEPS][name]}
     assert {"models.0.1.running_mean", "models.0.0.weight", "models.0.7.weight"} <= moved
     assert not {"models.0.6.weight", "models.0.6.bias"} & moved
@@ -58,21 +72,26 @@ def test_batchnorm_dropout_channels_last_bf16_parameters_and_frozen_ones(order: 
 
 @orders
 def test_tied_weights_and_drawing_datasets_with_and_without_loader_processes(order: str, tmp_path: Path) -> None:
-    without = on_every_split(cases.tied, tmp_path, order=order, num_workers=0)
+    runs = on_every_split(cases.tied, tmp_path, order=order, num_workers=0)
+    assert not apart(runs)
     having = run(cases.tied, (2, 3), tmp_path / "processes", order=order, num_workers=2).well()
-    assert having.states == without.states
+    assert having.states == runs[0].states
 
 
 @orders
 def test_parameters_unused_by_some_or_all(order: str, tmp_path: Path) -> None:
-    (said,) = on_every_split(cases.branches, tmp_path, order=order).said
+    runs = on_every_split(cases.branches, tmp_path, order=order)
+    assert not apart(runs)
+    (said,) = runs[0].said
     assert not said["idle_moved"]  # not even by weight decay
     assert said["extra"] == [[step == 2, step == 2] for step in range(STEPS)]
 
 
 @orders
 def test_registered_state_and_evaluation_that_draws(order: str, tmp_path: Path) -> None:
-    (said,) = on_every_split(cases.keepsakes, tmp_path, order=order).said
+    runs = on_every_split(cases.keepsakes, tmp_path, order=order)
+    assert not apart(runs)
+    (said,) = runs[0].said
     assert said["updates"] == 3 * STEPS
     assert said["count"] == 3 * STEPS * 0.5
     assert said["lr"] < 0.05
@@ -81,7 +100,7 @@ def test_registered_state_and_evaluation_that_draws(order: str, tmp_path: Path) 
 @orders
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(order: str, reentrant: bool, tmp_path: Path) -> None:
-    on_every_split(cases.recomputed, tmp_path, order=order, reentrant=reentrant)
+    assert not apart(on_every_split(cases.recomputed, tmp_path, order=order, reentrant=reentrant))
 
 
 @pytest.mark.parametrize(("order", "split"), [("tree", (5,)), ("tree", (3, 2)), ("ddp", (5,)), ("ddp", (3, 2))])
@@ -95,7 +114,9 @@ def test_a_shared_module_under_reentrant_checkpointing_is_refused(
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_unfreezing_in_tree(where: str, tmp_path: Path) -> None:
-    leaves = on_every_split(cases.thaw, tmp_path, order="tree", where=where).leaves
+    runs = on_every_split(cases.thaw, tmp_path, order="tree", where=where)
+    assert not apart(runs)
+    leaves = runs[0].leaves
     assert leaves[1]["models.0.0.weight"] == leaves[2]["models.0.0.weight"] != leaves[3]["models.0.0.weight"]
 
 
@@ -108,20 +129,24 @@ def test_unfreezing_in_ddp_is_refused(where: str, tmp_path: Path) -> None:
 
 @orders
 def test_break_out_of_both_loops(order: str, tmp_path: Path) -> None:
-    ended = on_every_split(cases.breaks, tmp_path, order=order)
+    runs = on_every_split(cases.breaks, tmp_path, order=order)
+    assert not apart(runs)
+    ended = runs[0]
     assert sorted(ended.states) == list(range(1, 9))
     assert ended.events("end")[0]["step"] == 8
 
 
 @pytest.mark.parametrize("order", ["tree", "ddp"])
 def test_two_backward_passes(order: str, tmp_path: Path) -> None:
-    on_every_split(cases.two_passes, tmp_path, order=order)
+    assert not apart(on_every_split(cases.two_passes, tmp_path, order=order))
 
 
 @orders
 @pytest.mark.parametrize(("nan", "finite"), [("skip", True), ("ignore", False)])
 def test_a_loss_that_is_not_finite(order: str, nan: str, finite: bool, tmp_path: Path) -> None:
-    ended = on_every_split(cases.not_finite, tmp_path, order=order, nan=nan)
+    runs = on_every_split(cases.not_finite, tmp_path, order=order, nan=nan)
+    assert not apart(runs)
+    ended = runs[0]
     assert ended.said == [finite]
     if finite:  # the step left no trace in weights or buffers
         before, after = ended.leaves[1], ended.leaves[2]
@@ -139,7 +164,9 @@ def test_a_loss_that_is_not_finite_stops_the_job(split: tuple[int, ...], tmp_pat
 
 @orders
 def test_buffers_replaced_or_written_outside_a_forward_pass(order: str, tmp_path: Path) -> None:
-    (said,) = on_every_split(cases.buffers, tmp_path, order=order).said
+    runs = on_every_split(cases.buffers, tmp_path, order=order)
+    assert not apart(runs)
+    (said,) = runs[0].said
     # As in a plain loop: one call a step is counted, heat halves after each of five steps and grows by 8 an epoch.
     assert said == {"calls": 2 * STEPS, "heat": (8.0 / 32 + 8.0) / 32 + 8.0}
 
@@ -147,12 +174,14 @@ def test_buffers_replaced_or_written_outside_a_forward_pass(order: str, tmp_path
 @orders
 @pytest.mark.parametrize("case", [cases.draws_after, cases.draws_unequally], ids=lambda case: case.__name__)
 def test_random_numbers_drawn_after_the_update_or_unequally_often(order: str, case: Case, tmp_path: Path) -> None:
-    on_every_split(case, tmp_path, order=order)
+    assert not apart(on_every_split(case, tmp_path, order=order))
 
 
 @orders
 def test_two_loaders_and_a_second_loop(order: str, tmp_path: Path) -> None:
-    ended = on_every_split(cases.two_loaders, tmp_path, order=order)
+    runs = on_every_split(cases.two_loaders, tmp_path, order=order)
+    assert not apart(runs)
+    ended = runs[0]
     assert ended.said == [[0, 1]]
     assert len(ended.states) == 2 * (3 + 3)
 
@@ -162,7 +191,9 @@ def test_two_loaders_and_a_second_loop(order: str, tmp_path: Path) -> None:
 def test_a_dataset_that_does_not_divide_gives_the_mean_over_its_samples(
     order: str, uneven: str, tmp_path: Path
 ) -> None:
-    ended = on_every_split(cases.logs, tmp_path, order=order, uneven=uneven)
+    runs = on_every_split(cases.logs, tmp_path, order=order, uneven=uneven)
+    assert not apart(runs)
+    ended = runs[0]
     expected = by_hand(uneven)
     assert len(ended.said) == len(expected)
     rows = ended.lines("metrics.jsonl")
@@ -198,7 +229,7 @@ def by_hand(uneven: str) -> list[tuple[torch.Tensor, float, float]]:
 
 @pytest.mark.parametrize("split", [(8,), (4, 4), (3, 3, 2), (1, 7)])
 def test_eight_virtual_workers(split: tuple[int, ...], tmp_path: Path) -> None:
-    on_every_split(cases.eight, tmp_path, ((2, 2, 2, 2), split), order="tree")
+    assert not apart(on_every_split(cases.eight, tmp_path, ((2, 2, 2, 2), split), order="tree"))
 
 
 @orders
@@ -218,5 +249,7 @@ def test_one_virtual_worker_is_plain_training(order: str, tmp_path: Path) -> Non
 @pytest.mark.timeout(600)
 @orders
 def test_compiled_models(order: str, tmp_path: Path) -> None:
-    (said,) = on_every_split(cases.compiled, tmp_path, SPLITS[:2], order=order, limit_s=240.0).said
+    runs = on_every_split(cases.compiled, tmp_path, SPLITS[:2], order=order, limit_s=240.0)
+    assert not apart(runs)
+    (said,) = runs[0].said
     assert said == {"tracked": 8}

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melodeon.core.errors import UsageError
+from melodeon.core.errors import UsageError, WorkerLost
 from melodeon.runtime.group import Group
 from melodeon.runtime.metrics import Metrics, Row, mean
 from tests.runtime.threads import on_workers
@@ -72,6 +72,29 @@ def test_a_second_value_replaces_and_a_dropped_step_is_forgotten() -> None:
     metrics.flush()
     assert rows == [{"step": 1, "epoch": 0, "value": 1.0}]
     assert metrics.latest == rows[-1]
+
+
+class Losing(Group):
+    """Somebody is lost in its first exchange."""
+
+    lost = False
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        if not self.lost:
+            self.lost = True
+            raise WorkerLost("a peer is gone")
+        return super().gather_bytes(payload)
+
+
+def test_what_could_not_be_exchanged_is_told_with_the_next() -> None:
+    rows: list[Row] = []
+    metrics = Metrics(Losing(0, 1), 1, 1, rows.append)
+    metrics.add(0, 0, 0, 1.0, {"value": 1.0})
+    with pytest.raises(WorkerLost):
+        metrics.boundary(1)
+    metrics.add(1, 0, 0, 1.0, {"value": 2.0})
+    metrics.boundary(2)
+    assert rows == [{"step": 1, "epoch": 0, "value": 1.0}, {"step": 2, "epoch": 0, "value": 2.0}]
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), "high", [1.0], object()])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from melodeon.coord.lines import Brood, Start
 from melodeon.coord.marks import read_mark, started
 from melodeon.coord.wire import Frames, pack
+from tests.coord.running import eventually, gone
 
 PRELUDE = """
 import os, signal, sys, time
@@ -31,13 +31,15 @@ class Agent:
         self.address = str(folder / "agent.sock")
         self.lifeline, self.held = os.pipe()
         self.server = self.listen()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "melodeon.runtime.nursery", self.address, "--lifeline", str(self.lifeline)],
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            pass_fds=(self.lifeline,),
-            start_new_session=True,
-        )
+        with (folder / "nursery.err").open("wb") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "melodeon.runtime.nursery", self.address, "--lifeline", str(self.lifeline)],
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stderr=said,
+                pass_fds=(self.lifeline,),
+                start_new_session=True,
+            )
         self.call: socket.socket | None = None
         self.brood = Brood(pid=0)
 
@@ -69,7 +71,9 @@ class Agent:
                     return brood
             assert data, "the nursery hung up"
 
-    def start(self, worker: int, body: str, *args: str, module: str | None = None, **env: str) -> None:
+    def start(
+        self, worker: int, body: str, *args: str, module: str | None = None, log: str | None = None, **env: str
+    ) -> None:
         assert self.call is not None
         script = self.folder / f"script{worker}.py"
         script.write_text(PRELUDE + textwrap.dedent(body))
@@ -79,7 +83,7 @@ class Agent:
                     worker=worker,
                     argv=("-m", module, *args) if module else (str(script), *args),
                     env=env,
-                    out=str(self.folder / f"worker-{worker}.log"),
+                    out=str(self.folder / (log or f"worker-{worker}.log")),
                     err=str(self.folder / f"worker-{worker}.err"),
                     mark=str(self.folder / f"worker-{worker}.pid"),
                 )
@@ -121,17 +125,6 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     agent.accept()
     yield agent
     agent.close()
-
-
-def gone(pid: int, within_s: float = 20.0) -> bool:
-    try:
-        ended = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([ended], [], [], within_s)[0])
-    finally:
-        os.close(ended)
 
 
 def test_a_script_runs_as_the_interpreter_runs_it(shared: Agent) -> None:
@@ -186,6 +179,7 @@ ENDS = {
     "sys.exit(text)": ("sys.exit('no such thing')", 1, "no such thing\n"),
     "an error": ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
     "its own hook": ("sys.excepthook = lambda *a: print('mine', a[1])\nraise ValueError('wrong')", 1, "mine wrong\n"),
+    "a hook that exits": ("sys.excepthook = lambda *a: sys.exit(5)\nraise ValueError('wrong')", 5, ""),
     "os._exit": ("os._exit(9)", 9, ""),
     "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
     "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)\nsignal.pause()", -2, "KeyboardInterrupt\n"),
@@ -206,6 +200,12 @@ def test_ends_like_the_interpreter(shared: Agent, name: str) -> None:
     )
     assert (seen, output.endswith(text)) == (code, True), output
     assert (seen, output) == (plain.returncode, plain.stdout.decode())  # tracebacks and all
+
+
+def test_a_worker_that_cannot_be_made_says_why(shared: Agent) -> None:
+    shared.start(39, "print('never')", log="missing/worker.log")
+    assert shared.hear(lambda brood: 39 in brood.ended).ended[39] == 1
+    assert "No such file or directory" in (shared.folder / "nursery.err").read_text()
 
 
 def test_a_start_said_twice_has_one_effect(shared: Agent) -> None:
@@ -229,7 +229,7 @@ def test_a_worker_notes_who_it_is(shared: Agent) -> None:
     shared.start(42, "signal.pause()")
     pid = shared.hear(lambda brood: 42 in brood.workers).workers[42]
     mark = shared.folder / "worker-42.pid"
-    assert _eventually(lambda: read_mark(mark) == pid)
+    assert eventually(lambda: read_mark(mark) == pid)
     os.kill(pid, signal.SIGKILL)
     shared.hear(lambda brood: 42 in brood.ended)
     assert read_mark(mark) is None
@@ -260,7 +260,7 @@ def test_an_agent_that_comes_back_finds_its_workers(agent: Agent) -> None:
 def test_workers_outlive_the_nursery(agent: Agent) -> None:
     agent.start(1, "signal.pause()")
     pid = agent.hear(lambda brood: 1 in brood.workers).workers[1]
-    assert _eventually(lambda: read_mark(agent.folder / "worker-1.pid") == pid)
+    assert eventually(lambda: read_mark(agent.folder / "worker-1.pid") == pid)
     agent.process.kill()
     agent.process.wait()
     assert started(pid) is not None
@@ -291,13 +291,3 @@ def test_a_worker_goes_with_the_launcher_even_without_its_nursery(agent: Agent) 
     os.close(agent.held)
     agent.held = -1
     assert gone(pid)
-
-
-def _eventually(check: Callable[[], bool], within_s: float = 20.0) -> bool:
-    """Look until it is so; for what shows in files only."""
-    until = time.monotonic() + within_s
-    while not check():
-        if time.monotonic() > until:
-            return False
-        select.select([], [], [], 0.01)
-    return True

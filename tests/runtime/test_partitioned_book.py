@@ -1,7 +1,6 @@
 """Partitions on demand in whole jobs: every sample once an epoch, on any workers, whoever is lost when."""
 
 import json
-import signal
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -59,12 +58,7 @@ def test_grows_shrinks_and_migrates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [4, 21])
 def test_a_worker_is_killed_inside_a_step(point: str, step: int, tmp_path: Path) -> None:
     with Conductor(tmp_path / "run", train, failpoints=f"{point}=kill@{step}/1", epochs=4, pace_s=0.005) as conductor:
-        conductor.start(0, 1, 2)
-        conductor.ready(0, 1, 2)
-        conductor.entered(conductor.view([(0, 2), (1, 1), (2, 1)], planned=False))
-        assert conductor.exit_code(1) == -signal.SIGKILL
-        conductor.entered(conductor.view([(0, 2), (2, 2)], planned=False, reason="worker 1 is gone"))
-        conductor.done(0, 2)
+        conductor.bereave()
         assert Counter(used(tmp_path / "run")) == once(4)
 
 

@@ -13,6 +13,7 @@ from melodeon.core.errors import UsageError
 from melodeon.runtime import exchange
 from melodeon.runtime.buckets import ddp_buckets
 from melodeon.runtime.group import Group
+from melodeon.runtime.guard import marks_of
 from melodeon.runtime.reduce import Header
 from melodeon.runtime.reduce_ddp import DdpReducer
 from melodeon.runtime.reduce_tree import TreeReducer
@@ -64,7 +65,7 @@ def reduce_on(kind: Any, counts: Sequence[int], rows: Gradients, *, steps: int =
 def backward(reducer: Any, params: Sequence[torch.nn.Parameter], rank: int, row: Sequence[torch.Tensor | None]) -> None:
     """A backward pass that gives parameter p the gradient row[p] times the reducer's scale."""
     terms = [(param * value).sum() for param, value in zip(params, row, strict=True) if value is not None]
-    reducer.before(rank, first=True, final=True)
+    reducer.before(rank, marks_of(params), first=True, final=True)
     if terms:
         torch.stack(terms).sum().backward(torch.tensor(reducer.root_scale))
     reducer.after(rank)
@@ -164,7 +165,7 @@ def test_workers_agree_on_the_header() -> None:
     def work(group: Group) -> Header:
         params = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))]
         reducer = TreeReducer(params, ["a", "b"], group, assignment)
-        reducer.before(group.rank, first=True, final=True)
+        reducer.before(group.rank, marks_of(reducer.params), first=True, final=True)
         if group.rank == 1:
             params[1].sum().backward()
         reducer.after(group.rank)
@@ -194,7 +195,7 @@ def test_a_gradient_that_comes_twice_is_refused() -> None:
     def work(group: Group) -> str:
         param = torch.nn.Parameter(torch.ones(2))
         reducer = TreeReducer([param], ["shared.weight"], group, Assignment((1, 1)))
-        reducer.before(group.rank, first=True, final=True)
+        reducer.before(group.rank, marks_of(reducer.params), first=True, final=True)
         inputs = torch.ones(2, requires_grad=True)
         loss = Twice.apply(Twice.apply(inputs, param), param).sum()
         with pytest.raises(UsageError, match=r"'shared.weight' got its gradient twice .* use_reentrant=False"):

@@ -1,6 +1,6 @@
 """What must hold, checked where it happens. A violation names itself."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from melodeon.coord.agent_state import AgentState
 from melodeon.coord.master_state import MasterState, Outcome
@@ -31,7 +31,8 @@ class Checks:
         """(fence, agent, number) of orders whose state was stored."""
         self.fences: dict[str, int] = {}
         self.asked: set[str] = set()
-        self.answers: dict[str, Any] = {}
+        self.placed: set[str] = set()
+        """Wishes for slots that were fulfilled."""
         self.history = [hash((0, step)) for step in range(1)]
         self.commits = 0
 
@@ -106,12 +107,30 @@ class Checks:
                 self.asked.add(record.values["id"])
             if self.world.tracing:
                 self.world.trace(f"master: {record.kind} {record.values}")
+        if state.switch is not None:
+            self._placed(state.switch.ask, state)
+        for answer in outcome.answers:
+            if answer.ok:
+                self._placed(answer.id, state)
         self.loaded(state)
+
+    def _placed(self, name: str, state: MasterState) -> None:
+        """A wish for slots counts as fulfilled when workers are there and nowhere else; losses may follow."""
+        ask = self.world.asks.get(name)
+        if ask is None or ask.what != "place" or name in self.placed:
+            return
+        self.placed.add(name)
+        seats = [state.workers[worker] for worker in state.settled.workers] if state.settled else []
+        wished = sorted((agent, slot) for agent, slots in ask.values["slots"].items() for slot in slots)
+        there = sorted((info.agent, info.slot) for info in seats)
+        self.expect(there == wished, "placed on exactly the slots that were named", f"{there}, not {wished}")
 
     def loaded(self, state: MasterState) -> None:
         """A stored state counts: its view, who is gone by it, and its orders under the term of whoever holds it."""
         if state.view is not None:
             self._view_stored(state.view)
+        taken = [(info.agent, info.slot) for info in state.workers.values() if info.phase is not Phase.GONE]
+        self.expect(len(set(taken)) == len(taken), "a slot has one worker", str(sorted(taken)))
         for number in range(state.next_worker):
             info = state.workers.get(number)
             if info is None or info.phase is Phase.GONE or info.released:

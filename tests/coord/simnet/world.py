@@ -42,11 +42,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 FAULTS = {
     "kill_worker": 6, "kill_agent": 2, "kill_master": 3, "kill_node": 2, "pause_worker": 3, "pause_agent": 1,
     "pause_master": 3, "cut_agent": 2, "cut_store": 2, "preempt": 2, "scale_out": 5, "scale_in": 5, "migrate": 5,
-    "scale": 3, "checkpoint": 2, "stop": 0.5,
+    "scale": 3, "checkpoint": 2, "stop": 0.5, "place": 5,
 }  # fmt: skip
 
 
-ASKS = ("scale_out", "scale_in", "migrate", "scale", "checkpoint")
+ASKS = ("scale_out", "scale_in", "migrate", "scale", "checkpoint", "place")
 
 
 def draw_plan(seed: int) -> Plan:
@@ -64,9 +64,11 @@ def draw_plan(seed: int) -> Plan:
     burst = random.choice((1.5, 4.0, 7.0))
     begin = 0.3 + random.random() * (8.0 - burst)
     faults = [(begin + random.random() * burst, kind, random.random()) for kind in kinds]
+    named = random.random() < 0.3
     config = JobConfig(
         job=f"seed-{seed}",
         workers=workers,
+        slots=draw_slots(random, slots, workers) if named else {},
         agents=agents,
         restarts=random.choice((0, 2, 8, 8)),
         straggler_factor=0.0,
@@ -86,6 +88,15 @@ def draw_plan(seed: int) -> Plan:
         quiet=quiet,
         faults=tuple(sorted(faults)),
     )
+
+
+def draw_slots(random: Random, slots: tuple[int, ...], count: int) -> dict[str, list[int]]:
+    """So many device slots of the agents, by agent."""
+    everywhere = [(f"a{index}", slot) for index, some in enumerate(slots) for slot in range(some)]
+    found: dict[str, list[int]] = {}
+    for agent, slot in sorted(random.sample(everywhere, count)):
+        found.setdefault(agent, []).append(slot)
+    return found
 
 
 class World:
@@ -135,8 +146,8 @@ class World:
             holders = [w for w in self.workers.values() if w.up and w.phase is Phase.MEMBER]
             alive = [w.worker for w in holders if w.worker not in checks.declared]
             checks.expect(not alive, "a job fails only when nobody holds its state", f"{alive}: {state.text}")
-            without = state.restarts_left == 0 or state.generation == 0
-            checks.expect(without, "a job fails only without restarts", state.text)
+            without = state.restarts_left == 0 or state.generation == 0 or "of the slots" in state.text
+            checks.expect(without, "a job fails only without restarts, or without its slots", state.text)
             return
         asked = any(kind in ("stop", "preempt") for _, kind, _ in self.plan.faults)
         checks.expect(state.outcome == "done" or asked, "a job stops only when it is told to", state.text)
@@ -244,6 +255,10 @@ class World:
             values["n"] = 1 + int(choice * 4)
         elif what in ("scale_out", "scale_in"):
             values["n"] = 1 + int(choice * 2)
+        elif what == "place":
+            random = Random(int(choice * 1e9))
+            most = min(self.plan.virtual_workers, sum(self.plan.slots))
+            values["slots"] = draw_slots(random, self.plan.slots, random.randint(1, most))
         ask = Ask(id=f"ask-{len(self.asks)}", what=what, values=values)
         self.asks[ask.id] = ask
         self._say(ask)

@@ -1,10 +1,7 @@
 """Scripts for live elasticity: with everything in them that could betray a resize, and a step that can be slowed."""
 
-import threading
-
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 
 import melodeon
@@ -14,10 +11,7 @@ V = 4
 
 
 def everything(order: str = "tree", epochs: int = 12, pace_s: float = 0.02, num_workers: int = 0) -> None:
-    """BatchNorm, Dropout, momentum, schedules by step and by epoch, an evaluation that draws, metrics.
-
-    `pace_s` makes a virtual worker's part of a step last so long, as a larger model would.
-    """
+    """BatchNorm, Dropout, momentum, a schedule by epoch, an evaluation that draws, metrics."""
     torch.set_num_threads(1)
     job = melodeon.join(virtual_workers=V, seed=5, order=order)  # type: ignore[arg-type]
     model = nn.Sequential(
@@ -27,15 +21,6 @@ def everything(order: str = "tree", epochs: int = 12, pace_s: float = 0.02, num_
     by_epoch = lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
     model, optimizer, by_epoch = job.wrap(model, optimizer, by_epoch)
     loader = job.loader(parts.data(44), batch_size=3, shuffle=True, num_workers=num_workers)
-    idle = threading.Event()
     for _ in job.epochs(epochs):
-        for x, y in loader:
-            idle.wait(pace_s)
-            loss = cross_entropy(model(x), y)
-            job.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            job.log(loss=loss)
+        parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)
         by_epoch.step()
-        with torch.no_grad():
-            model(torch.randn(8, parts.FEATURES))

@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -146,6 +145,15 @@ class Conductor:
         self.tell(1, released=True)
         self.done(1, 2, 3)
 
+    def bereave(self) -> None:
+        """Three workers, of which the second is killed by a failpoint; the others go on to the end."""
+        self.start(0, 1, 2)
+        self.ready(0, 1, 2)
+        self.entered(self.view([(0, 2), (1, 1), (2, 1)], planned=False))
+        assert self.exit_code(1) == -signal.SIGKILL, self.log()
+        self.entered(self.view([(0, 2), (2, 2)], planned=False, reason="worker 1 is gone"))
+        self.done(0, 2)
+
     def done(self, *workers: int) -> None:
         for worker in workers:
             assert self.exit_code(worker) == 0, f"worker {worker} ended with {self.exit_code(worker)}\n{self.log()}"
@@ -153,6 +161,11 @@ class Conductor:
     @property
     def ended(self) -> crew.Ended:
         return crew.Ended(self.folder, ())
+
+    @property
+    def states(self) -> list[tuple[int, str]]:
+        """(step, digest) of every line that was written, in the order of the file."""
+        return [(row["step"], row["digest"]) for row in self.ended.lines("states.jsonl")]
 
     def log(self) -> str:
         return "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(self.folder.glob("worker-*.log")))
@@ -219,7 +232,3 @@ def _work(case: str, fields: dict[str, Any], options: dict[str, Any], failpoints
         code = int(ended.code or 0)
         atexit._run_exitfuncs()
     os._exit(code)  # as the nursery ends a worker: threads that wait for lost peers are left behind
-
-
-def since(began: float) -> float:
-    return time.monotonic() - began

@@ -6,33 +6,31 @@ from pathlib import Path
 import pytest
 
 from melodeon.coord.messages import Phase
+from tests.runtime.descriptors import open_memory
 from tests.runtime.live import cases
 from tests.runtime.live.conductor import Conductor
 from tests.runtime.loop import crew
 
 ORDERS = ["tree", "ddp"]
+SHORT = 12 * 4
+"""Steps of a case that is not told how many epochs."""
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+    """By order: (step, digest) of every step of 30 epochs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return {
-        order: crew.run(cases.everything, [4], folder / order, order=order, pace_s=0.0, epochs=30).well().states
-        for order in ORDERS
+    runs = {
+        order: crew.run(cases.everything, [4], folder / order, order=order, pace_s=0.0, epochs=30) for order in ORDERS
     }
-
-
-def assert_same(states: dict[int, str], undisturbed: dict[int, str]) -> None:
-    """Every step is there, with the undisturbed run's state."""
-    assert list(states) == list(range(1, len(states) + 1))
-    assert states == {step: undisturbed[step] for step in states}
+    return {order: list(ended.well().states.items()) for order, ended in runs.items()}
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_grows_shrinks_and_migrates(order: str, tmp_path: Path, undisturbed: dict[str, dict[int, str]]) -> None:
+def test_grows_shrinks_and_migrates(order: str, tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]) -> None:
     with Conductor(tmp_path / "run", cases.everything, order=order, epochs=30) as conductor:
         conductor.tour(grow_at=2, shrink_at=8)
-        assert_same(conductor.ended.states, undisturbed[order])
+        assert conductor.states == undisturbed[order]
         assert [conductor.statuses[worker].phase for worker in (2, 3)] == [Phase.DONE, Phase.DONE]
 
 
@@ -41,19 +39,42 @@ def test_grows_shrinks_and_migrates(order: str, tmp_path: Path, undisturbed: dic
     "point", ["step.begin", "step.exchange", "step.header", "step.agreed", "step.commit", "step.committed"]
 )
 def test_a_worker_is_killed_inside_a_step(
-    order: str, point: str, tmp_path: Path, undisturbed: dict[str, dict[int, str]]
+    order: str, point: str, tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]
 ) -> None:
     with Conductor(tmp_path / "run", cases.everything, failpoints=f"{point}=kill@7/1", order=order) as conductor:
-        conductor.start(0, 1, 2)
-        conductor.ready(0, 1, 2)
-        conductor.entered(conductor.view([(0, 2), (1, 1), (2, 1)], planned=False))
+        conductor.bereave()
+        assert conductor.states == undisturbed[order][:SHORT]
+
+
+def test_a_view_that_was_not_entered_leaves_nothing_open(tmp_path: Path) -> None:
+    with Conductor(tmp_path / "run", cases.everything, failpoints="view.gathered=kill@1/1") as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.start(1)
+        conductor.ready(1)
+        conductor.view([(0, 2), (1, 2)], planned=True)
         assert conductor.exit_code(1) == -signal.SIGKILL
-        conductor.entered(conductor.view([(0, 2), (2, 2)], planned=False, reason="worker 1 is gone"))
-        conductor.done(0, 2)
-        assert_same(conductor.ended.states, undisturbed[order])
+        conductor.entered(conductor.view([(0, 4)], planned=False, reason="worker 1 is gone"))
+        conductor.until(lambda: not open_memory(conductor.pid(0)))  # given back in the background
+        conductor.done(0)
 
 
-def test_the_worker_that_writes_is_killed(tmp_path: Path, undisturbed: dict[str, dict[int, str]]) -> None:
+@pytest.mark.parametrize(("kill", "left"), [("step.committed=kill@10/1", 0), ("boundary.metrics=kill@1/0", 1)])
+def test_every_step_has_one_row_of_means_whoever_is_lost_in_their_exchange(
+    kill: str, left: int, tmp_path: Path
+) -> None:
+    with Conductor(tmp_path / "run", cases.everything, failpoints=kill) as conductor:
+        conductor.start(0, 1)
+        conductor.ready(0, 1)
+        conductor.entered(conductor.view([(0, 2), (1, 2)], planned=False))
+        assert conductor.exit_code(1 - left) == -signal.SIGKILL
+        conductor.entered(conductor.view([(left, 4)], planned=False, reason="the other is gone"))
+        conductor.done(left)
+        assert [row["step"] for row in conductor.ended.lines("metrics.jsonl")] == list(range(1, SHORT + 1))
+
+
+def test_the_worker_that_writes_is_killed(tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]) -> None:
     with Conductor(tmp_path / "run", cases.everything, failpoints="step.committed=kill@7/0") as conductor:
         conductor.start(0, 1)
         conductor.ready(0, 1)
@@ -61,4 +82,4 @@ def test_the_worker_that_writes_is_killed(tmp_path: Path, undisturbed: dict[str,
         assert conductor.exit_code(0) == -signal.SIGKILL
         conductor.entered(conductor.view([(1, 4)], planned=False, reason="worker 0 is gone"))
         conductor.done(1)
-        assert_same(conductor.ended.states, undisturbed["tree"])
+        assert conductor.states == undisturbed["tree"][:SHORT]

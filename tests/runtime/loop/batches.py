@@ -1,11 +1,9 @@
 """Scripts whose total batch changes, with everything in them that could betray on how many workers it did."""
 
-import threading
 from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 
 import melodeon
@@ -42,19 +40,10 @@ def job(
     loader = run.loader(parts.data(67), batch_size=2, shuffle=True, num_workers=num_workers, drop_last=drop_last)
     if checkpoints:
         run.checkpoint(checkpoints, every=3)
-    idle = threading.Event()
     for epoch in run.epochs(epochs):
         if doubled_at:
             run.batch_factor = 2 ** sum(epoch >= at for at in doubled_at)
-        for x, y in loader:
-            idle.wait(pace_s)
-            if set_inside:
+        if set_inside:
+            for _ in loader:
                 run.batch_factor = 2
-            loss = cross_entropy(model(x), y)
-            run.backward(loss)
-            optimizer.step()
-            by_step.step()
-            optimizer.zero_grad()
-            run.log(loss=loss)
-        with torch.no_grad():
-            model(torch.randn(8, parts.FEATURES))
+        parts.run_epoch(run, loader, model, optimizer, by_step, pace_s=pace_s)

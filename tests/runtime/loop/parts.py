@@ -1,8 +1,14 @@
-"""Small models and data that the cases share. Data is drawn from generators of its own, never from the job's."""
+"""Small models, data and a loop that cases share. Data is drawn from generators of its own, never from the job's."""
+
+import threading
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+
+import melodeon
 
 FEATURES = 6
 CLASSES = 4
@@ -18,6 +24,34 @@ def images(num_samples: int = 44) -> TensorDataset:
     generator = torch.Generator().manual_seed(8)
     inputs = torch.randn(num_samples, 3, 6, 6, generator=generator)
     return TensorDataset(inputs, torch.randint(0, CLASSES, (num_samples,), generator=generator))
+
+
+def run_epoch(
+    job: melodeon.Job,
+    loader: Any,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    by_step: Any = None,
+    *,
+    pace_s: float = 0.0,
+    features: int = FEATURES,
+) -> None:
+    """The plain loop, with a schedule by step and metrics, and then an evaluation that draws.
+
+    `pace_s` makes a virtual worker's part of a step last so long, as a larger model would.
+    """
+    idle = threading.Event()
+    for x, y in loader:
+        idle.wait(pace_s)
+        loss = cross_entropy(model(x), y)
+        job.backward(loss)
+        job.log(loss=loss)
+        optimizer.step()
+        if by_step is not None:
+            by_step.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.randn(8, features, device=job.device))
 
 
 def mlp(width: int = 16) -> nn.Sequential:

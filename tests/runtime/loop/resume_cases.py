@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +51,10 @@ def train(
     loader = job.loader(parts.images(48), batch_size=2, shuffle=True)
     if every:
         job.checkpoint(kept, every=every)
-
-    def die(where: str) -> None:
-        if kill is not None and kill[:3] == (job.step, job.worker, where):
-            end_when_stored(Path(kept), kill[3])
-
+    die = partial(_die, job, Path(kept), kill)
     for _ in job.epochs(epochs):
         for x, y in loader:
-            loss = cross_entropy(model(x), y)
-            job.backward(scaler.scale(loss))
+            job.backward(scaler.scale(cross_entropy(model(x), y)))
             die("before")
             scaler.step(optimizer)
             scaler.update()
@@ -76,6 +72,11 @@ def train(
         die("tail")
         if save:
             job.save()
+
+
+def _die(job: melodeon.Job, kept: Path, kill: tuple[int, int, str, int] | None, where: str) -> None:
+    if kill is not None and kill[:3] == (job.step, job.worker, where):
+        end_when_stored(kept, kill[3])
 
 
 def breaking(order: str, kept: str, every: int = 2, kill: tuple[int, int, int] | None = None) -> None:

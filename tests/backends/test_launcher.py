@@ -1,0 +1,132 @@
+"""The launcher's own business: limits, users, what workers are told."""
+
+import os
+import pwd
+import resource
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from melodeon.backends.devices import SlotMap
+from melodeon.backends.fleet_folder import ended_of, read_order, write_order
+from melodeon.backends.launcher import capacity_of, job_config, launch_of, main
+from melodeon.core.errors import UsageError
+from tests.backends.fleets import order, scripted
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run jobs as another user")
+LIMITS = """
+    import resource
+    from melodeon.backends import limits
+    limits.apply(memory=1 << 32, cuda={cuda})
+    for name in ("CORE", "AS", "DATA"):
+        print(resource.getrlimit(getattr(resource, f"RLIMIT_{{name}}"))[0], end=" ")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize(("cuda", "expected"), [(False, f"0 {1 << 32} {{}} "), (True, f"0 {{}} {1 << 32} ")])
+def test_limits(cuda: bool, expected: str) -> None:
+    code = textwrap.dedent(LIMITS.format(cuda=cuda))
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert text == expected.format(resource.getrlimit(resource.RLIMIT_DATA if not cuda else resource.RLIMIT_AS)[0])
+
+
+def test_an_order_is_for_its_owners_eyes_only(tmp_path: Path) -> None:
+    wanted = scripted(tmp_path)
+    path = write_order(wanted)
+    assert path == tmp_path / "job-1" / "launch-1.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_order(path) == wanted
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"job": 3}'])
+def test_an_order_that_is_none(tmp_path: Path, text: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "launch-1.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["launcher", str(path)]) == UsageError.exit_code
+    assert str(path) in capsys.readouterr().err
+    assert main(["launcher"]) == UsageError.exit_code
+
+
+def test_what_workers_and_master_are_told(tmp_path: Path) -> None:
+    wanted = order(tmp_path, "train.py", steps=9, order="ddp", threads=2, slots={"a": (1,), "b": (0,)}, capacity={})
+    assert capacity_of(wanted) == {"a": 2, "b": 1}
+    launch = launch_of(wanted, pin=False)
+    assert (launch.max_steps, launch.order, launch.threads, launch.determinism) == (9, "ddp", 2, "D1")
+    assert (launch.checkpoint_dir, launch.elastic) == (str(tmp_path / "job-1" / "checkpoints"), True)
+    config = job_config(wanted, SlotMap(capacity_of(wanted), {}).to_agent(wanted.slots))
+    assert (config.job, config.workers, config.straggler_factor) == ("job-1.1", 2, 0.0)
+    assert config.slots == {"node0": [1, 2]}
+
+
+def test_all_that_a_job_may_say_reaches_its_workers(tmp_path: Path) -> None:
+    fields = {"virtual_workers": 8, "epochs": 3, "until": "loss < 0.1", "checkpoint_every": 5}
+    launch = launch_of(order(tmp_path, "train.py", **fields), pin=True)
+    assert (launch.virtual_workers, launch.max_epochs, launch.until) == (8, 3, "loss < 0.1")
+    assert (launch.checkpoint_every, launch.pin) == (5, True)
+
+
+def test_how_a_run_ended(tmp_path: Path) -> None:
+    assert ended_of(tmp_path).status == "lost"
+    (tmp_path / "run.json").write_text('{"status": "running"}')
+    (tmp_path / "launcher.log").write_text("Killed\n")
+    assert ended_of(tmp_path).reason == "its launcher: Killed"
+    for text in ("{", '{"status": 3}', '{"status": "other"}', "[]"):
+        (tmp_path / "run.json").write_text(text)
+        assert ended_of(tmp_path).status == "lost"
+    (tmp_path / "run.json").write_text('{"status": "failed", "exit_code": 2, "reason": "no", "steps": 3, "more": 1}')
+    ended = ended_of(tmp_path)
+    assert (ended.status, ended.exit_code, ended.reason, ended.step) == ("failed", 2, "no", 3)
+    (tmp_path / "run.json").write_text('{"status": "failed", "reason": "\\u001b[2J' + "x" * 9999 + '"}')
+    assert ended_of(tmp_path).reason == "\ufffd[2J" + "x" * 1996
+
+
+BECOME = """
+    import os
+    from melodeon.backends import limits
+    limits.become(limits.find_user("nobody"))
+    print(os.getresuid(), os.getresgid(), os.environ["USER"], os.environ.get("XDG_RUNTIME_DIR"))
+    try:
+        os.setuid(0)
+    except PermissionError:
+        print("no way back")
+"""
+
+
+@as_root
+def test_becoming_another_user() -> None:
+    nobody = pwd.getpwnam("nobody")
+    code = textwrap.dedent(BECOME)
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    uid, gid = nobody.pw_uid, nobody.pw_gid
+    assert text == f"{(uid, uid, uid)} {(gid, gid, gid)} nobody None\nno way back\n"
+
+
+@as_root
+def test_a_job_runs_as_another_user() -> None:
+    """Whatever becomes of it: it is that user's, and only its own folders are."""
+    nobody = pwd.getpwnam("nobody")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        script = folder / "who.py"
+        script.write_text("import os; print(os.getuid())")
+        path = write_order(order(folder, str(script), run_as="nobody", preload=("json",)))
+        launcher = [sys.executable, "-m", "melodeon.backends.launcher", str(path)]
+        subprocess.run(launcher, capture_output=True, check=False)
+        names = ("job-1.1", "job-1.1/run.json", "checkpoints", "launch-1.json", ".")
+        owners = [(path.parent / name).stat().st_uid for name in names]
+        assert owners == [nobody.pw_uid, nobody.pw_uid, nobody.pw_uid, 0, 0]
+        run_dir = path.parent / "job-1.1"
+        assert ended_of(run_dir).status == "failed"  # it trains nothing, or its user may not read our interpreter
+        if (run_dir / "worker-0.log").exists():
+            assert (run_dir / "worker-0.log").read_text() == f"{nobody.pw_uid}\n"
