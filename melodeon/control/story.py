@@ -1,0 +1,224 @@
+"""What happened, in sentences: one for every fact, and a job's whole story with what its changes meant.
+
+Times are of this machine's zone. Only what the log says is told; nothing is worked out again.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from msgspec import to_builtins
+
+from melodeon.control.events import (
+    AnyFact,
+    CancelAsked,
+    CurveMeasured,
+    Edited,
+    EditRefused,
+    Ended,
+    Entry,
+    Judged,
+    Late,
+    Launched,
+    Moved,
+    NodeSet,
+    Overridden,
+    Planned,
+    PolicySet,
+    ProfileFailed,
+    Sized,
+    SlotTable,
+    Started,
+    Stuck,
+    Submitted,
+    Training,
+    kind_of,
+)
+from melodeon.control.job import Job, step, submitted
+from melodeon.core.service import EventInfo, Phase, Sentence
+from melodeon.sim.clock import length
+
+
+def told(entry: Entry) -> EventInfo:
+    """A line of the log as the service says it."""
+    fact = entry.fact
+    values = to_builtins(fact, str_keys=True)
+    values.pop("fact", None)
+    values.pop("job", None)
+    return EventInfo(
+        seq=entry.seq, at=entry.at, kind=kind_of(fact), job=fact.job, text=sentence(fact, entry.at), values=values
+    )
+
+
+def clock(at: float) -> str:
+    """22:10:05."""
+    return f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S}"
+
+
+def day_and_clock(at: float, now: float) -> str:
+    """22:10:05, or with its date where that is another day."""
+    then, today = datetime.fromtimestamp(at).astimezone(), datetime.fromtimestamp(now).astimezone()
+    return f"{then:%H:%M:%S}" if then.date() == today.date() else f"{then:%Y-%m-%d %H:%M:%S}"
+
+
+def where(slots: SlotTable) -> str:
+    """`node0 (0-3), node1 (0)`."""
+    return ", ".join(f"{node} ({_ranges(indices)})" for node, indices in sorted(slots.items()))
+
+
+def sentence(fact: AnyFact, at: float) -> str:
+    """One fact for people, without the job's name."""
+    match fact:
+        case Submitted() | Edited() | EditRefused() | CancelAsked() | Overridden():
+            return _asked(fact, at)
+        case Judged() | Planned() | Late() | CurveMeasured() | ProfileFailed():
+            return _decided(fact, at)
+        case Launched() | Training() | Sized() | Moved() | Ended() | Stuck():
+            return _seen(fact)
+        case Started(policy=policy, nodes=nodes):
+            count = sum(devices for _, _, devices, _ in nodes)
+            return f"the controller started: {count} devices on {len(nodes)} nodes, policy {policy}"
+        case PolicySet(policy=policy, user=user):
+            return f"{user or 'somebody'} set the policy to {policy}"
+        case NodeSet(node=node, up=up, drained=drained, user=user):
+            what = "is down" if not up else "is drained: nothing is placed there" if drained else "is in use again"
+            return f"node {node} {what} (said by {user or 'somebody'})"
+
+
+def story_of(entries: Iterable[Entry], now: float) -> tuple[Sentence, ...]:
+    """A job's whole story, from its own facts."""
+    job: Job | None = None
+    found: list[Sentence] = []
+    waiting_since: float | None = None
+    for entry in entries:
+        fact, at = entry.fact, entry.at
+        if isinstance(fact, Submitted):
+            job = submitted(at, fact)
+            waiting_since = at
+        elif job is not None:
+            before, job = job, step(job, at, fact)
+            if isinstance(fact, Planned):
+                if fact.counts and waiting_since is not None and at - waiting_since >= 1.0:
+                    found.append(Sentence(at=waiting_since, text=f"waited {length(at - waiting_since)}"))
+                waiting_since = None if fact.counts else at
+                found.append(Sentence(at=at, text=_changed(before, fact)))
+                continue
+        if not isinstance(fact, Launched | Moved):
+            found.append(Sentence(at=at, text=sentence(fact, at)))
+    if job is not None:
+        found.append(_now(job, now, waiting_since))
+    return tuple(found)
+
+
+def _changed(before: Job, fact: Planned) -> str:
+    old, new = before.num_devices, sum(count for _, count in fact.counts)
+    much = " and ".join(f"{count} {kind}" for kind, count in fact.counts)
+    if not new:
+        return f"gives its {_devices(old)} back: {fact.why}"
+    if not old:
+        verb = "goes on with" if before.incarnation else "starts on"
+        return f"{verb} {much}, {where(fact.slots)}: {fact.why}"
+    if old == new:
+        return f"moves to {where(fact.slots)}: {fact.why}"
+    return f"{'grows' if new > old else 'shrinks'} from {old} to {much}, {where(fact.slots)}: {fact.why}"
+
+
+def _now(job: Job, now: float, waiting_since: float | None) -> Sentence:
+    """How it stands, as the story's last sentence."""
+    if not job.over:
+        if job.phase is Phase.WAITING and waiting_since is not None:
+            return Sentence(at=None, text=f"has waited for {length(max(0.0, now - waiting_since))} by now")
+        total = f" of {job.total_steps:,}" if job.total_steps else ""
+        return Sentence(at=None, text=f"is {job.phase.value} now; {job.step:,}{total} steps were noted last")
+    took = length(max(0.0, (job.finished_at or now) - job.submitted_at))
+    text = f"{job.phase.value} after {took}"
+    if job.phase is Phase.DONE and job.deadline_at is not None and job.finished_at is not None:
+        early = job.deadline_at - job.finished_at
+        text += f", {length(abs(early))} {'before' if early >= 0 else 'after'} its deadline"
+    if job.incarnation:
+        text += f"; {job.num_resizes} resizes, {job.num_suspensions} suspensions"
+        text += f", {length(job.pause_s)} without progress in changes" if job.pause_s >= 0.05 else ""
+    return Sentence(at=job.finished_at, text=text)
+
+
+def _asked(fact: Submitted | Edited | EditRefused | CancelAsked | Overridden, at: float) -> str:
+    match fact:
+        case Submitted(spec=spec, user=user):
+            much = f"{spec['steps']:,} steps" if spec.get("steps") else f"{spec.get('epochs')} epochs"
+            until = f" or until {spec['until']}" if spec.get("until") else ""
+            return f"submitted by {user or 'somebody'}: {much}{until}; {_due(spec, fact.deadline_at, at)}"
+        case Edited(user=user, changed=changed, why=why):
+            return f"{user or 'somebody'} changed {', '.join(changed)}: {why or 'taken over'}"
+        case EditRefused(user=user, changed=changed, why=why):
+            return f"{user or 'somebody'} wanted to change {', '.join(changed)}, which was refused: {why}"
+        case CancelAsked(user=user):
+            return f"{user or 'somebody'} cancelled it"
+        case Overridden(user=user, workers=workers):
+            what = "gave it back to the policy" if workers is None else f"fixed it at {workers} workers"
+            return f"{user or 'somebody'} {what}"
+
+
+def _due(spec: dict[str, object], deadline_at: float | None, at: float) -> str:
+    if deadline_at is None:
+        return "best effort, no deadline"
+    kind = "soft deadline" if spec.get("on_miss") == "soft" else "deadline"
+    return f"{kind} {day_and_clock(deadline_at, at)}, {length(deadline_at - at)} later"
+
+
+def _decided(fact: Judged | Planned | Late | CurveMeasured | ProfileFailed, at: float) -> str:
+    match fact:
+        case Judged(admitted=True, why=why, policy=policy):
+            return f"{policy} admitted it: {why}"
+        case Judged(why=why, policy=policy, earliest_at=earliest):
+            more = "" if earliest is None else f"; {day_and_clock(earliest, at)} would have been accepted"
+            return f"{policy} turned it away: {why}{more}"
+        case Planned(counts=counts, slots=slots, why=why):
+            much = " and ".join(f"{count} {kind}" for kind, count in counts)
+            return f"gets {much}, {where(slots)}: {why}" if counts else f"gives its devices back: {why}"
+        case Late():
+            return "its deadline passed"
+        case CurveMeasured(points=points, source=source, struck=struck):
+            figures = ", ".join(f"{rate:.3g} on {size}" for size, rate in sorted(points.items()))
+            text = f"steps a second {source}: {figures}" if figures else "its speed was measured"
+            fall = ", ".join(map(str, struck))
+            return text + (f"; {fall} workers are slower than fewer, so it falls back" if struck else "")
+        case ProfileFailed(why=why):
+            return f"its speed could not be measured: {why}"
+
+
+def _seen(fact: Launched | Training | Sized | Moved | Ended | Stuck) -> str:
+    match fact:
+        case Launched(incarnation=number, slots=slots):
+            return f"is started (incarnation {number}) on {where(slots)}"
+        case Training(step=at_step):
+            return f"trains from step {at_step:,} on" if at_step else "trains"
+        case Sized(total_steps=total, steps_per_epoch=per_epoch, virtual_workers=virtual):
+            parts = [(total, "steps in all"), (per_epoch, "an epoch"), (virtual, "virtual workers")]
+            return "has " + ", ".join(f"{number:,} {what}" for number, what in parts if number)
+        case Moved(slots=slots):
+            return f"its workers are on {where(slots)}"
+        case Stuck(text=text):
+            return f"needs attention: {text}" if text else "needs no more attention"
+        case Ended(status=status, reason=reason, step=at_step):
+            at_text = f" at step {at_step:,}" if at_step is not None else ""
+            said = {
+                "done": f"trained to its end{at_text}",
+                "stopped": f"stopped{at_text}, its state kept",
+                "failed": f"failed{at_text}",
+                "lost": f"lost its workers{at_text}",
+                "unstarted": "was not started after all",
+            }[status]
+            return said + (f": {reason}" if reason and status in ("failed", "lost") else "")
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'' if count == 1 else 's'}"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,286 @@
+import inspect
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from melodeon.client import Cluster
+from melodeon.client.follow import blocks
+from melodeon.client.transport import check, checked_url
+from melodeon.core.errors import MelodeonError, NotFound, Rejected, Unreachable, UsageError
+from melodeon.core.service import Phase, Submission
+from melodeon.core.spec import read_spec
+from tests.control.api.serving import ANN, TOKEN, Serving, serving
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(tmp_path_factory.mktemp("service")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("MELODEON_URL", "MELODEON_TOKEN", "MELODEON_STATE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cluster(service: Serving) -> Iterator[Cluster]:
+    with Cluster(service.url, TOKEN) as made:
+        yield made
+        for phase in (Phase.WAITING, Phase.STARTING, Phase.RUNNING):
+            for job in made.jobs(phase=phase):
+                made.cancel(job.id)
+
+
+class Flaky:
+    """A line to the service that breaks: the first `breaks` connections are cut, before or after they were heard."""
+
+    def __init__(self, port: int, breaks: int, *, heard: bool) -> None:
+        self._port, self._breaks, self._heard = port, breaks, heard
+        self.connections = 0
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                line, _ = self._door.accept()
+                self.connections += 1
+                threading.Thread(target=self._carry, args=(line, self.connections), daemon=True).start()
+
+    def _carry(self, line: socket.socket, number: int) -> None:
+        cut = number <= self._breaks
+        with line, socket.create_connection(("127.0.0.1", self._port)) as far, suppress(OSError):
+            request = _request(line)
+            if cut and not self._heard:
+                return
+            far.sendall(request)
+            answer = far.recv(1 << 20)
+            if cut:
+                return
+            line.sendall(answer)
+            while True:
+                for ready in select.select([line, far], [], [])[0]:
+                    if not (part := ready.recv(1 << 20)):
+                        return
+                    (far if ready is line else line).sendall(part)
+
+
+def _request(line: socket.socket) -> bytes:
+    """A whole request, with its body."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        if not (part := line.recv(1 << 16)):
+            return b""
+        found += part
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    while length and len(body) < int(length[1]):
+        body += line.recv(1 << 16)
+    return head + b"\r\n\r\n" + body
+
+
+# --- a method for every route ---
+
+
+def test_the_client_needs_no_server_and_no_torch() -> None:
+    code = (
+        "import sys, melodeon.client\n"
+        "print(sorted({'fastapi', 'uvicorn', 'pydantic', 'starlette', 'torch', 'numpy', 'sqlite3'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_every_route_has_a_method(service: Serving) -> None:
+    source = inspect.getsource(Cluster)
+    for path in service.app.openapi()["paths"]:
+        last = path.removeprefix("/api/v1").replace("/{job}", "").replace("/{node}", "").rpartition("/")[2]
+        assert last in source or last == "stream", path
+
+
+def test_a_jobs_life(service: Serving, cluster: Cluster) -> None:
+    spec = read_spec(service.job("life", steps=3000))
+    made = cluster.submit(spec)
+    assert isinstance(made, Submission)
+    name = made.job.id
+    assert made.admitted
+    assert cluster.job(name).user == "root"
+    assert cluster.job("last").id == name
+    assert cluster.submit(service.job("dry"), dry_run=True).dry_run
+    assert cluster.edit(name, {"priority": 3}).job.priority == 3.0
+    assert cluster.scale(name, 2).override == 2
+    assert cluster.scale(name, None).override is None
+    assert cluster.logs(name, wait_s=10).text.startswith("step 1 ")
+    assert cluster.story(name)
+    assert "step" in cluster.series(name).columns
+    assert cluster.events(job=name)[0].job == name
+    assert cluster.cancel(name).phase in (Phase.CANCELLING, Phase.CANCELLED)
+    assert cluster.wait(name, 20).phase is Phase.CANCELLED
+
+
+def test_a_job_is_followed_to_its_end(service: Serving, cluster: Cluster) -> None:
+    name = cluster.submit(service.job("short", steps=20)).job.id
+    text = "".join(cluster.follow_logs(name))
+    assert text.count("\n") == 20
+    assert cluster.wait(name).phase is Phase.DONE
+    assert cluster.job(name).digest
+
+
+def test_waiting_ends_in_time(service: Serving, cluster: Cluster) -> None:
+    name = cluster.submit(service.job("long", steps=1_000_000)).job.id
+    began = time.monotonic()
+    assert cluster.wait(name, 0.5).phase in (Phase.STARTING, Phase.RUNNING, Phase.WAITING)
+    assert 0.4 < time.monotonic() - began < 10
+
+
+def test_the_cluster(service: Serving, cluster: Cluster) -> None:
+    cluster.submit(service.job("some"))
+    assert cluster.overview().num_devices == 8
+    assert cluster.set_node("node001", drained=True).drained
+    assert [node.drained for node in cluster.nodes()] == [False, True]
+    cluster.set_node("node001", drained=False)
+    assert cluster.timeline().capacity == 8
+    assert cluster.policy() == "elasticflow"
+    assert cluster.set_policy("fifo") == "fifo"
+    assert cluster.set_policy("elasticflow") in cluster.policies()
+    assert cluster.whatif(policy="edf").policy == "edf"
+    assert "melodeon_jobs" in cluster.metrics()
+    assert cluster.is_well()
+
+
+def test_all_pages_of_a_list(service: Serving, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [cluster.submit(service.job(f"page-{number}")).job.id for number in range(5)]
+    monkeypatch.setattr("melodeon.client.cluster.PAGE", 2)
+    assert [job.id for job in cluster.jobs()][-5:] == names
+    assert [job.id for job in cluster.jobs(after=names[1], limit=2)] == names[2:4]
+    assert [job.id for job in cluster.jobs(user="nobody")] == []
+
+
+def test_names_are_one_part_of_a_path(cluster: Cluster) -> None:
+    for name in ("../overview", "a/b", "..", "%2e%2e", "?x=1", "#", "", "é", "\n"):
+        with pytest.raises((NotFound, UsageError)):
+            cluster.story(name)
+
+
+# --- errors ---
+
+
+def test_errors_are_those_of_the_tree(service: Serving, cluster: Cluster) -> None:
+    with pytest.raises(NotFound, match="'nope' is not known"):
+        cluster.job("nope")
+    with pytest.raises(UsageError, match="steps"):
+        cluster.submit(service.job("bad", steps=-1))
+    with Cluster(service.url, ANN) as ann, pytest.raises(UsageError, match="no operator"):
+        ann.set_policy("fifo")
+    with Cluster(service.url, "wrong" * 5) as liar, pytest.raises(UsageError, match="token is needed"):
+        liar.overview()
+    with pytest.raises(UsageError, match="no address"):
+        Cluster("ftp://x").overview()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"error": "x", "code": 3}', Rejected),
+        (b'{"error": "x", "code": 5}', Unreachable),
+        (b'{"error": "x", "code": 99}', MelodeonError),
+        (b"<html>", Unreachable),
+        (b"[]", Unreachable),
+    ],
+)
+def test_codes_become_errors(body: bytes, kind: type[MelodeonError]) -> None:
+    with pytest.raises(kind):
+        check(500, body, "http://x")
+    with pytest.raises(Unreachable, match="points elsewhere"):
+        check(302, b"", "http://x")
+
+
+def test_nobody_there_is_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="does not answer"):
+        Cluster(f"http://127.0.0.1:{port}", "x" * 20, patience_s=0.3).overview()
+    assert time.monotonic() - began < 10
+    with pytest.raises(Unreachable, match="melodeon serve"):
+        Cluster().overview()
+
+
+def test_it_is_found_by_variables(service: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MELODEON_URL", service.url + "/")
+    monkeypatch.setenv("MELODEON_TOKEN", TOKEN)
+    with Cluster() as cluster:
+        assert cluster.url == service.url
+        assert cluster.overview().num_devices == 8
+    assert checked_url("http://h:1/") == "http://h:1"
+    assert os.environ["MELODEON_TOKEN"] == TOKEN
+
+
+# --- lines that break ---
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_submission_over_a_broken_line_is_one_job(service: Serving, heard: bool) -> None:
+    flaky = Flaky(service.port, 3, heard=heard)
+    try:
+        with Cluster(flaky.url, TOKEN) as cluster:
+            made = cluster.submit(service.job(f"once-{heard}".lower()))
+        assert flaky.connections == 4
+        with Cluster(service.url, TOKEN) as cluster:
+            assert [job.id for job in cluster.jobs() if job.name == made.job.name] == [made.job.id]
+            cluster.cancel(made.job.id)
+    finally:
+        flaky.close()
+
+
+def test_what_may_have_been_heard_is_not_said_twice(service: Serving, cluster: Cluster) -> None:
+    name = cluster.submit(service.job("edited")).job.id
+    flaky = Flaky(service.port, 1, heard=True)
+    try:
+        with Cluster(flaky.url, TOKEN) as other, pytest.raises(Unreachable):
+            other.edit(name, {"priority": 2})
+        assert flaky.connections == 1
+    finally:
+        flaky.close()
+
+
+def test_events_are_followed_through_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path) as first:
+        port = first.port
+        cluster = Cluster(first.url, TOKEN, patience_s=20)
+        cluster.submit(first.job("before"))
+        events = cluster.follow_events(0)
+        seen = [next(events).seq for _ in range(2)]
+    with serving(tmp_path, port=port) as second:
+        cluster.submit(second.job("after"))
+        known = [event.seq for event in cluster.events()]
+        while seen[-1] < known[-1]:
+            seen.append(next(events).seq)
+        assert seen[: len(known)] == known
+        events.close()  # type: ignore[attr-defined]
+        cluster.close()
+
+
+def test_blocks_of_a_stream() -> None:
+    lines = ["retry: 1000", "id: 7", "", ": still here", "", "id: 8", "data: a", "data:b", "", "id: x", "data: c", ""]
+    assert list(blocks(lines)) == [(7, ""), (None, ""), (8, "a\nb"), (None, "c")]

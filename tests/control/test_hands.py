@@ -1,0 +1,127 @@
+"""Hands drive what is towards what shall be: in order, again after failures, and out of circles."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from melodeon.backends.fleet_fake import FakeFleet
+from melodeon.backends.fleet_values import Ended, LaunchOrder, Slots, Wish
+from melodeon.control.hands import Hands, Intent, Report, Trouble
+from melodeon.core.errors import Unreachable, UsageError
+from tests.control.stage import Clock
+
+
+def wish(folder: Path, job: str, *slots: int, end: bool = False, number: int = 1) -> Intent:
+    where = {"node0": slots} if slots else None
+    order = LaunchOrder(
+        job=job, incarnation=number, job_dir=str(folder / job), argv=("train.py",), slots=where or {}, steps=10**6
+    )
+    return Intent(Wish(job=job, incarnation=number, order=order, slots=where, end=end))
+
+
+class Scene:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.fleet, self.reports = folder, FakeFleet(Clock(), every_s=None), list[Report]()
+        self.hands = Hands(self.fleet, self.reports.append)
+
+    async def want(self, *intents: Intent) -> None:
+        """Say what shall be until nothing moves any more."""
+        for _ in range(6):
+            self.hands.want({intent.wish.job: intent for intent in intents})
+            await self.hands.settle()
+            for seen in self.fleet.news():
+                self.hands.saw(seen)
+
+    def wish(self, job: str, *slots: int, end: bool = False, number: int = 1) -> Intent:
+        return wish(self.folder, job, *slots, end=end, number=number)
+
+
+def play(folder: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Scene(folder)
+        try:
+            await act(scene)
+        finally:
+            await scene.hands.close()
+
+    asyncio.run(main())
+
+
+def test_two_jobs_can_swap_their_devices(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.want(scene.wish("a", 0, 1), scene.wish("b", 2, 3))
+        await scene.want(scene.wish("a", 2, 3), scene.wish("b", 0, 1))
+        assert scene.fleet.seen("a", 1).slots == {"node0": (2, 3)}
+        assert scene.fleet.seen("b", 1).slots == {"node0": (0, 1)}
+
+    play(tmp_path, act)
+
+
+def test_a_job_waits_for_a_device_until_its_holder_has_left(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.want(scene.wish("a", 0, 1))
+        gate, stop = asyncio.Event(), scene.fleet.stop
+
+        async def slowly(job: str, incarnation: int) -> None:
+            await gate.wait()
+            await stop(job, incarnation)
+
+        scene.fleet.stop = slowly  # type: ignore[method-assign]
+        wanted = {"a": scene.wish("a"), "b": scene.wish("b", 0, 1)}
+        scene.hands.want(wanted)
+        await asyncio.sleep(0)
+        assert ("launch", "b", 1) not in scene.fleet.calls
+        gate.set()
+        await scene.want(*wanted.values())
+        assert ("launch", "b", 1) in scene.fleet.calls
+
+    play(tmp_path, act)
+
+
+def test_an_end_in_the_middle_of_a_move_is_no_trouble(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.want(scene.wish("a", 0))
+        place = scene.fleet.place
+
+        async def too_late(job: str, incarnation: int, slots: Slots) -> None:
+            scene.fleet.end(job, incarnation, Ended(status="done"))
+            await place(job, incarnation, slots)
+
+        scene.fleet.place = too_late  # type: ignore[method-assign]
+        await scene.want(scene.wish("a", 0, 1))
+        assert not [report for report in scene.reports if isinstance(report, Trouble)]
+
+    play(tmp_path, act)
+
+
+def test_a_launch_that_cannot_be_is_the_jobs_end_and_others_are_tried_again(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        launch, failures = scene.fleet.launch, [Unreachable("busy"), UsageError("no such folder")]
+
+        async def failing(order: LaunchOrder) -> None:
+            if failures:
+                raise failures.pop(0)
+            await launch(order)
+
+        scene.fleet.launch = failing  # type: ignore[method-assign]
+        await scene.want(scene.wish("a", 0))
+        assert isinstance(scene.reports[0], Trouble)
+        deadline = asyncio.get_running_loop().time() + 10
+        while len(scene.reports) < 2 and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        ended = scene.reports[1].ended  # type: ignore[union-attr]
+        assert ended is not None
+        assert (ended.status, ended.reason) == ("failed", "no such folder")
+
+    play(tmp_path, act)
+
+
+def test_what_was_not_launched_need_not_be_stopped(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.want(scene.wish("a"))
+        (report,) = scene.reports[:1]
+        assert report.ended is not None  # type: ignore[union-attr]
+        assert report.ended.status == "unstarted"  # type: ignore[union-attr]
+        assert scene.fleet.calls == []
+
+    play(tmp_path, act)

@@ -1,0 +1,148 @@
+"""The whole service as a process: started, found, stopped, killed, started again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from melodeon.client import Cluster
+from melodeon.control import address
+from melodeon.control.service import ServeConfig, url_of
+from melodeon.core.errors import Unreachable, UsageError
+
+SERVE = """
+import sys
+from pathlib import Path
+from melodeon.control.service import ServeConfig, serve_forever
+state, port = Path(sys.argv[1]), int(sys.argv[2])
+config = ServeConfig(state=state, port=port, cluster="1x4:cpu", roots=(state.parent,))
+serve_forever(config, lambda ready: print(ready.login_url, flush=True))
+"""
+END_S = 30
+
+
+class Process:
+    """One service."""
+
+    def __init__(self, state: Path, port: int = 0) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(state), str(port)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.login_url = self.process.stdout.readline().strip()
+        assert self.login_url.startswith("http://127.0.0.1:")
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(END_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    for name in ("MELODEON_URL", "MELODEON_TOKEN", "MELODEON_STATE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def running(state: Path) -> Iterator[Process]:
+    made = Process(state)
+    yield made
+    if made.process.poll() is None:
+        made.end(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_is_found_answers_and_stops_when_asked(running: Process, state: Path, number: int) -> None:
+    assert state.stat().st_mode & 0o777 == 0o700
+    for name in ("token", "address.json", "cluster.db"):
+        assert (state / name).stat().st_mode & 0o777 == 0o600, name
+    with Cluster(state=state) as by_state, Cluster() as by_user:
+        assert by_state.overview().num_devices == 4
+        assert by_user.url == by_state.url
+        events = by_user.follow_events(0)
+        assert next(events).seq == 1
+        # An open stream does not hold it up.
+        began = time.monotonic()
+        assert running.end(number) == 0
+        assert time.monotonic() - began < 10
+        events.close()  # type: ignore[attr-defined]
+    assert not (state / "address.json").exists()
+    assert not address.pointer().exists()
+    with pytest.raises(Unreachable, match="melodeon serve"):
+        Cluster(patience_s=0).overview()
+
+
+def test_one_service_for_one_folder(running: Process, state: Path) -> None:
+    other = subprocess.run([sys.executable, "-c", SERVE, str(state), "0"], capture_output=True, text=True, check=False)
+    assert other.returncode != 0
+    assert "another controller serves" in other.stderr
+    with Cluster(state=state) as cluster:
+        assert cluster.is_well()
+
+
+def test_a_killed_one_is_not_found_and_the_next_goes_on(running: Process, state: Path) -> None:
+    token = (state / "token").read_text()
+    with Cluster(state=state) as cluster:
+        policy = cluster.set_policy("fifo")
+        running.end(signal.SIGKILL)
+        assert (state / "address.json").exists()
+        assert address.find(state) is None
+        again = Process(state)
+        try:
+            # The same object finds it at its new address.
+            assert cluster.policy() == policy
+            assert (state / "token").read_text() == token
+            kinds = [event.kind for event in cluster.events()]
+            assert kinds.count("controller-started") == 2
+        finally:
+            again.end(signal.SIGTERM)
+
+
+def test_a_port_that_is_taken_is_said(running: Process, state: Path, tmp_path: Path) -> None:
+    with Cluster(state=state) as cluster:
+        port = cluster.url.rpartition(":")[2]
+    arguments = [sys.executable, "-c", SERVE, str(tmp_path / "other"), port]
+    other = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert other.returncode != 0
+    assert f"port {port} of '127.0.0.1' cannot be opened" in other.stderr
+
+
+def test_values_are_checked_before_anything_is_done() -> None:
+    with pytest.raises(UsageError, match="--port"):
+        ServeConfig(port=70000)
+    with pytest.raises(UsageError, match="not known"):
+        ServeConfig(policy="elasticflo")
+    assert not ServeConfig().is_exposed
+    assert ServeConfig(host="0.0.0.0").is_exposed
+    assert url_of("::1", 80) == "http://[::1]:80"
+    assert url_of("0.0.0.0", 80) == "http://127.0.0.1:80"
+
+
+def test_an_address_left_behind_is_not_alive(state: Path) -> None:
+    state.mkdir()
+    mine = address.here("http://127.0.0.1:1", state)
+    address.publish(mine)
+    assert address.find(state) == mine
+    gone = address.Address(url=mine.url, pid=os.getpid(), started=mine.started - 1, state=mine.state)
+    address.publish(gone)
+    assert address.find(state) is None
+    address.withdraw(mine)
+    assert (state / "address.json").exists(), "what another has said is not taken away"
+    address.withdraw(gone)
+    assert not (state / "address.json").exists()

@@ -1,0 +1,165 @@
+"""A person with a browser: opens the link, sees jobs move, opens one, follows its output, asks what if."""
+
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from melodeon.control.web.words import colour_of
+from tests.control.web.showing import HOSTILE, Browser, Showing, eventually
+
+pytestmark = pytest.mark.timeout(400)  # the first may have to install the browser
+
+
+@pytest.fixture
+def walker(service: Showing, browser: Browser) -> Browser:
+    """Signed in, on the overview, which is live."""
+    browser.scheme("light")
+    browser.width(1280)
+    browser.open(service.login)
+    browser.until("document.getElementById('stream')?.dataset.state === 'on'")
+    assert browser.driver.current_url == f"{service.url}/", "the token is not in the address any more"
+    browser.complaints()
+    return browser
+
+
+def pictures(browser: Browser, folder: Path, name: str) -> None:
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        browser.picture(folder / f"{name}-{scheme}.png")
+    browser.width(400)
+    wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    assert browser.driver.execute_script(f"return {wide}"), f"{name} must be moved sideways on a small screen"
+    browser.picture(folder / f"{name}-400.png")
+    browser.width(1280)
+    browser.scheme("light")
+
+
+def step(browser: Browser, job: str) -> int:
+    text = browser.text(f"tr:has(#live-{job}) .progress .small")
+    return int(text.split(" of ")[0].replace(",", "") or 0) if " of " in text else 0
+
+
+def test_the_walk(service: Showing, walker: Browser, tmp_path: Path) -> None:
+    first = service.submit("first", 6000, deadline="10m")
+    walker.until(f"document.getElementById('live-{first}') !== null")  # it comes by itself
+    walker.until(f"document.querySelector('#gantt a.box.c{colour_of(first)} text')?.textContent.startsWith('fir')")
+    began = eventually(lambda: step(walker, first))
+    eventually(lambda: step(walker, first) > began)
+    second = service.submit("second", 60)
+    walker.until(f"document.getElementById('past-{second}') !== null")  # it came and went
+    pictures(walker, tmp_path, "overview")
+
+    walker.driver.execute_script(f"document.getElementById('live-{first}').click()")
+    walker.until(f"document.body.dataset.job === '{first}'")
+    for chart in ("metrics", "burn", "workers"):
+        walker.until(f"document.querySelector('#chart-{chart} canvas') !== null")
+    walker.until("document.getElementById('logs').textContent.includes('loss')")
+    seen = len(walker.text("#logs"))
+    walker.until(f"document.getElementById('logs').textContent.length > {seen}")
+    foot = "(e => e.scrollHeight - e.scrollTop - e.clientHeight < 30)(document.getElementById('logs'))"
+    walker.until(foot)
+    assert "admitted it" in walker.text("#story")
+    assert HOSTILE in walker.text("#metric")
+    pictures(walker, tmp_path, "job")
+
+    walker.open(f"{service.url}/what-if")
+    walker.one("#policy").send_keys("fifo")
+    file = f"name: extra\nrun: train.py\nworkdir: {service.work}\nsteps: 400\ndeadline: 10m\ncurve: {{1: 20, 2: 38}}"
+    walker.one("#job").send_keys(file)
+    walker.one("#play").click()
+    walker.until("document.querySelector('#result table.cards') !== null")
+    assert "extra-new" in walker.text("#result")
+    assert first in walker.text("#result")
+    pictures(walker, tmp_path, "what-if")
+
+    for page in ("cluster", "events", "jobs"):
+        walker.open(f"{service.url}/{page}")
+        walker.until("document.getElementById('stream').dataset.state === 'on'")
+        assert first in walker.text("main")
+        pictures(walker, tmp_path, page)
+    assert walker.complaints() == []
+    assert len(list(tmp_path.glob("*.png"))) == 18
+
+
+def test_the_chart_is_zoomed_and_moved(service: Showing, walker: Browser) -> None:
+    job = service.submit("zoomed", 20_000)
+    walker.until(f"document.querySelector('#gantt a.box[href=\"/jobs/{job}\"]') !== null")
+    span = "(d => d.until - d.since)(document.querySelector('#gantt svg').dataset)"
+    before = float(walker.driver.execute_script(f"return {span}"))
+    zoom_in = walker.one("#gantt-tools [data-do=in]")
+    zoom_in.send_keys(Keys.ENTER)  # by keyboard, as by mouse
+    after = float(walker.until(f"({span}) < {before} * 0.6 && ({span})"))
+    chart = walker.one("#gantt")
+    walker.driver.execute_script("arguments[0].focus()", chart)
+    chart.send_keys("-")
+    walker.until(f"({span}) > {after} * 1.5")
+    assert walker.one("[data-do=now]").get_attribute("aria-pressed") == "true"
+    chart.send_keys(Keys.ARROW_LEFT)
+    assert walker.one("[data-do=now]").get_attribute("aria-pressed") == "false"
+    since = "Number(document.querySelector('#gantt svg').dataset.since)"
+    left = float(walker.driver.execute_script(f"return {since}"))
+    # A wheel with a key held, and a drag to the right: earlier.
+    walker.driver.execute_script(
+        "const c = document.getElementById('gantt'), o = {bubbles: true, cancelable: true, clientX: 600, clientY: 300};"
+        "c.dispatchEvent(new WheelEvent('wheel', {...o, deltaY: -200, ctrlKey: true}));"
+        "c.dispatchEvent(new PointerEvent('pointerdown', {...o, button: 0}));"
+        "dispatchEvent(new PointerEvent('pointermove', {...o, clientX: 900}));"
+        "dispatchEvent(new PointerEvent('pointerup', {...o, clientX: 900}));"
+    )
+    walker.until(f"{since} !== {left}")
+    walker.one("[data-do=now]").click()
+    walker.until(f"document.querySelector('#gantt a.box[href=\"/jobs/{job}\"]') !== null")
+    walker.driver.execute_script(
+        "const b = document.querySelector('#gantt a.box rect');"
+        "b.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: 400, clientY: 300}))"
+    )
+    assert " worker" in walker.text("#tip")
+    assert walker.complaints() == []
+    walker.open(f"{service.url}/jobs/{job}")
+    walker.one("details.sure summary").click()
+    walker.one("#cancel").click()
+    walker.until("document.getElementById('said').textContent.includes('cancel')")
+    walker.until("document.querySelector('#facts .phase')?.textContent === 'cancelled'")
+    walker.until("document.querySelector('#actions .actions') === null")
+
+
+def test_hostile_output_is_text(service: Showing, walker: Browser) -> None:
+    job = service.submit("hostile", 300, run=["train.py", HOSTILE])
+    walker.open(f"{service.url}/jobs/{job}")
+    walker.until("document.getElementById('logs').textContent.includes('<script>')")
+    walker.until("document.querySelector('#chart-metrics canvas') !== null")
+    walker.driver.execute_script(
+        "const s = document.getElementById('metric'); s.selectedIndex = 1; s.dispatchEvent(new Event('change'))"
+    )
+    walker.until("document.querySelector('#chart-metrics canvas') !== null")
+    assert walker.driver.title == f"{job} · Melodeon"
+    assert walker.all("main img, main script, #owned") == []
+    walker.until("document.getElementById('log-state').textContent === 'That is all.'")
+    assert walker.complaints() == []
+
+
+def test_forms_answer_on_the_page(service: Showing, walker: Browser) -> None:
+    job = service.submit("formed", 50_000)
+    walker.open(f"{service.url}/jobs/{job}")
+    walker.until("document.getElementById('stream').dataset.state === 'on'")
+    walker.one("#workers").send_keys("1")
+    walker.one("#set-workers").click()
+    walker.until("document.getElementById('said').textContent.includes('fixed at 1')")
+    walker.until("document.getElementById('facts').textContent.includes('fixed at 1')")
+    deadline = walker.one("#deadline")
+    deadline.send_keys("nonsense" + Keys.ENTER)
+    walker.until("document.querySelector('#said .bad')?.textContent.includes('nonsense')")
+    complaints = walker.complaints()
+    assert all("422" in text for text in complaints), complaints
+    walker.open(f"{service.url}/cluster")
+    walker.one("#drain-node001").click()
+    walker.until("document.getElementById('drain-node001').textContent === 'Use again'")
+    walker.one("#drain-node001").click()
+    walker.until("document.getElementById('drain-node001').textContent === 'Drain'")
+    walker.one("#sign-out").click()
+    walker.until("document.getElementById('token') !== null")
+    walker.driver.find_element(By.ID, "token").send_keys("wrong" + Keys.ENTER)
+    walker.until("document.querySelector('.said.bad') !== null")
+    service.do(service.controller.cancel(job, user="root"))
