@@ -33,7 +33,20 @@ HEADINGS = {
     "Traces": ("--throughputs", "--format", "--generate", "--seed", "--first", "--skip-bad"),
     "Where it goes": ("--runs-root", "--name", "--keep", "--save", "--quiet", "--json", "--output"),
 }
-"""Options by heading, the same for every command; those that stand nowhere are general."""
+"""Options by heading, the same for every command that has none of its own; those that stand nowhere are general."""
+
+OWN_HEADINGS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "submit": {
+        "By when, and how much": ("--deadline", "--on-miss", "--priority", "--workers", "--curve"),
+        "What defines the bits": ("--virtual-workers", "--determinism", "--threads", "--order"),
+        "Where and how it runs": ("--devices", "--checkpoint", "--env", "--workdir", "--memory", "--restarts"),
+    },
+    "serve": {
+        "Devices and policy": ("--devices", "--cluster", "--topology", "--policy", "--margin"),
+        "Who may do what": ("--quota", "--quota-day", "--root", "--allow-host", "--run-as"),
+    },
+}
+"""Commands in which options mean something else than elsewhere."""
 
 TYPES = ((r"<(list\[)?(int|float)( range)?\]?>", "N"), (r"<(list\[)?\w+\]?>", "TEXT"))
 """What stands for an option's value where the option says nothing better."""
@@ -62,7 +75,7 @@ class Command(TyperCommand):
             if param.param_type_name == "argument":
                 sections["Arguments"].append((name.split(" <")[0], text.removesuffix("  [required]")))
             else:
-                heading = _heading(param.opts) if many else "Options"
+                heading = _heading(param.opts, str(ctx.info_name)) if many else "Options"
                 sections.setdefault(heading, []).append((_with_type(name), _without_range(text)))
         _write(formatter, sections)
 
@@ -138,8 +151,9 @@ def _values(words: Sequence[str]) -> Iterable[tuple[str, str]]:
         yield (name, value) if equals else (word, following)
 
 
-def _heading(names: Iterable[str]) -> str:
-    return next((title for title, listed in HEADINGS.items() if set(names) & set(listed)), "Options")
+def _heading(names: Iterable[str], command: str) -> str:
+    headings = OWN_HEADINGS.get(command, HEADINGS)
+    return next((title for title, listed in headings.items() if set(names) & set(listed)), "Options")
 
 
 def _with_type(name: str) -> str:

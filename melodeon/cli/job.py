@@ -3,6 +3,9 @@
 A job is named by its id, the beginning of it, or not at all: the newest that runs. `logs` and `trace` also take a run
 that has ended, by its id, the beginning of it, or its folder. The control plane is imported on first use, so that help
 stays fast.
+
+A start of a cluster's job runs here like any other, called `<id>.<start>`: it is found by the job's id too, and
+commands that would change it behind the cluster's back refuse it.
 """
 
 import contextlib
@@ -13,13 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from melodeon.cli.cluster import complete_cluster, there
 from melodeon.cli.output import require_format
-from melodeon.core.errors import MelodeonError, NotFound
+from melodeon.core.errors import MelodeonError, NotFound, Unreachable, UsageError
 from melodeon.core.launch import Launch
 
 if TYPE_CHECKING:
     from melodeon.coord.client import JobHandle
     from melodeon.coord.registry import Entry
+    from melodeon.core.service import JobInfo
 
 RUNS_ROOT = Launch().runs_root
 
@@ -29,14 +34,20 @@ def complete_job(incomplete: str) -> list[str]:
     from melodeon.coord import registry
 
     with contextlib.suppress(OSError, MelodeonError):  # a shell that asks for words must not get a traceback
-        return [entry.id for entry in registry.entries() if entry.id.startswith(incomplete)]
+        names = [clusters_job(entry) or entry.id for entry in registry.entries()]
+        return [name for name in names if name.startswith(incomplete)]
     return []
 
 
+def complete_any(incomplete: str) -> list[str]:
+    """Jobs of the cluster, and jobs that run on this machine."""
+    return list(dict.fromkeys([*complete_cluster(incomplete), *complete_job(incomplete)]))
+
+
 def complete_run(incomplete: str) -> list[str]:
-    """Running jobs, and runs kept in the default place below this folder."""
+    """Jobs of the cluster, running jobs, and runs kept in the default place below this folder."""
     kept = [run.name for run in runs_in(RUNS_ROOT) if run.name.startswith(incomplete)]
-    return list(dict.fromkeys([*complete_job(incomplete), *kept]))
+    return list(dict.fromkeys([*complete_any(incomplete), *kept]))
 
 
 JobName = Annotated[
@@ -51,7 +62,7 @@ RunName = Annotated[
     str | None,
     typer.Argument(
         metavar="JOB",
-        help="A running job, or a run's id or folder; without it the newest.",
+        help="A job of the cluster, a running job, or a run; without it the newest.",
         autocompletion=complete_run,
     ),
 ]
@@ -67,15 +78,14 @@ def wants_json(output: str) -> bool:
 
 def find_job(name: str | None, runs_root: str = RUNS_ROOT) -> "Entry":
     """The running job that is meant; one that has ended is told from one that never was."""
-    from melodeon.coord import registry
-
     try:
-        return registry.find(name)
+        return find_entry(name)
     except NotFound:
         if name is None:
             raise NotFound("no job runs on this machine: start one by `melodeon run SCRIPT`") from None
         ended = find_ended(name, runs_root)
         if ended is None:
+            _say_if_clusters(name)
             raise
         status = read_json(ended / "run.json").get("status", "not known")
         if status == "running":  # its launcher was killed, and could not say how it ended
@@ -86,26 +96,111 @@ def find_job(name: str | None, runs_root: str = RUNS_ROOT) -> "Entry":
         ) from None
 
 
-def attach(name: str | None) -> "JobHandle":
-    """Speak with the running job that is meant."""
+def find_entry(name: str | None) -> "Entry":
+    """A running job by its id, the beginning of it, or the id of the cluster's job that it is a start of."""
+    from melodeon.coord import registry
+
+    running = registry.entries()
+    if name is None:  # the newest of those that a person has started here, where there is one
+        chosen = [entry for entry in running if clusters_job(entry) is None]
+    else:
+        chosen = [entry for entry in running if clusters_job(entry) == name]
+    return chosen[-1] if chosen else registry.find(name)
+
+
+def clusters_job(entry: "Entry") -> str | None:
+    """The job of the cluster that a running job is a start of."""
+    folder = Path(entry.run_dir).parent
+    is_start = entry.id.rpartition(".")[0] == folder.name and folder.parent.name == "jobs"
+    return folder.name if is_start and (folder / "spec.json").is_file() else None
+
+
+def require_own(entry: "Entry", instead: str) -> None:
+    """Refuse to change a cluster's job behind its back."""
+    name = clusters_job(entry)
+    if name is not None:
+        raise UsageError(f"job {name} is the cluster's, which would undo this: use `melodeon {instead} {name}`")
+
+
+def _say_if_clusters(name: str) -> None:
+    """A job of the cluster that does not run now is told from one that never was."""
+    found = _clusters(name)
+    if found is None:
+        return
+    raise NotFound(
+        f"job {found.id} of the cluster is {found.phase.value} and has no workers here: see `melodeon show {found.id}`"
+    )
+
+
+def attach(name: str | None, *, instead: str | None = None) -> "JobHandle":
+    """Speak with the running job that is meant; a change refuses the cluster's, and names the command `instead`."""
     from melodeon.coord import client
 
-    return client.connect(find_job(name).id)
+    entry = find_job(name)
+    if instead is not None:
+        require_own(entry, instead)
+    return client.connect(entry.id)
 
 
 def find_folder(name: str | None, runs_root: str) -> Path:
     """The folder of a running job or of a run that has ended; without a name the newest, one that runs first."""
-    from melodeon.coord import registry
-
     try:
-        return Path(registry.find(name).run_dir)
+        return Path(find_entry(name).run_dir)
     except NotFound as error:
-        ended = find_ended(name, runs_root)
+        ended = find_ended(name, runs_root) or (None if name is None else _clusters_run(name))
         if ended is not None:
             return ended
         if name is None:
             raise NotFound(f"no job runs on this machine, and {runs_root} holds no run: name a run's folder") from None
         raise NotFound(f"{error}; no run under {runs_root} is called so either") from None
+
+
+def _clusters_run(name: str) -> Path | None:
+    """The folder of the newest start of a cluster's job, where it is on this machine."""
+    found = _clusters(name)
+    return Path(found.run_dir) if found is not None and found.run_dir and Path(found.run_dir).is_dir() else None
+
+
+def _clusters(name: str) -> "JobInfo | None":
+    """The cluster's job of this name, where there is a cluster that knows and answers."""
+    cluster = there()
+    if cluster is not None:
+        with cluster, contextlib.suppress(MelodeonError):
+            return cluster.job(name)
+    return None
+
+
+def on_cluster(name: str | None, runs_root: str = RUNS_ROOT, *, local: bool) -> "JobInfo | None":
+    """The cluster's job of this name; None where it means a run of this machine, or there is no cluster."""
+    cluster = None if local or name is None else there()
+    if cluster is None or name is None:
+        return None
+    try:
+        with cluster:
+            return cluster.job(name)
+    except NotFound:
+        if _is_here(name, runs_root):
+            return None
+        raise
+    except Unreachable as error:
+        raise Unreachable(f"{error}; --local leaves the cluster out") from None
+
+
+def has_own(runs_root: str) -> bool:
+    """Whether `melodeon run` has started anything here that is still known."""
+    from melodeon.coord import registry
+
+    return any(clusters_job(entry) is None for entry in registry.entries()) or bool(runs_in(runs_root))
+
+
+def _is_here(name: str, runs_root: str) -> bool:
+    from melodeon.coord import registry
+
+    try:
+        registry.find(name)
+    except NotFound:
+        return find_ended(name, runs_root) is not None
+    return True
 
 
 def find_ended(name: str | None, runs_root: str) -> Path | None:

@@ -1,4 +1,7 @@
-"""Commands that change a running job: scale, migrate, profile, checkpoint, stop. None of them changes the result."""
+"""Commands that change a running job: scale, migrate, profile, checkpoint, stop. None of them changes the result.
+
+Of these, the cluster's jobs take `scale`, an operator's override of the policy, and `checkpoint`.
+"""
 
 import contextlib
 import os
@@ -6,14 +9,27 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from melodeon.cli.changes import accepted, say, seated, tell_accepted, tell_view, virtual_workers, waited
-from melodeon.cli.job import JobName, Output, attach, complete_job, find_job, from_here, read_json, wants_json
+from melodeon.cli.cluster import Local, connect, print_value
+from melodeon.cli.job import (
+    JobName,
+    Output,
+    attach,
+    clusters_job,
+    complete_any,
+    find_job,
+    from_here,
+    on_cluster,
+    read_json,
+    require_own,
+    wants_json,
+)
 from melodeon.cli.output import print_json, print_table
 from melodeon.core.errors import MelodeonError, NotFound, UsageError
 from melodeon.viz.timeline import whole
@@ -22,7 +38,10 @@ from melodeon.viz.words import count
 if TYPE_CHECKING:
     from melodeon.coord.messages import Answer
     from melodeon.coord.registry import Entry
+    from melodeon.core.service import JobInfo
 
+AUTO = "auto"
+"""Instead of a number: what the cluster's policy decides."""
 ENDS_S = 60.0
 """How long a job may take to end after it has agreed to stop: a step, a checkpoint, and leaving."""
 KILLED_S = 20.0
@@ -34,22 +53,34 @@ WORTH = 1.05
 def scale(
     job: Annotated[
         str | None,
-        typer.Argument(metavar="JOB", help="A running job; without it the newest.", autocompletion=complete_job),
+        typer.Argument(metavar="JOB", help="A job of the cluster or of `run`.", autocompletion=complete_any),
     ] = None,
-    workers: Annotated[str | None, typer.Argument(metavar="N", help="How many workers it shall have.")] = None,
+    workers: Annotated[
+        str | None, typer.Argument(metavar="N", help="How many workers; auto: as the cluster decides.")
+    ] = None,
     out: Annotated[int | None, typer.Option("--out", metavar="K", help="K workers more.")] = None,
     in_: Annotated[int | None, typer.Option("--in", metavar="K", help="K workers fewer.")] = None,
     remove: Annotated[str | None, typer.Option(metavar="3,5", help="Let these workers go.")] = None,
     on: Annotated[str | None, typer.Option(metavar="AGENT", help="Where new workers start.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return when the job has the wish.")] = False,
+    local: Local = False,
     output: Output = "table",
 ) -> None:
-    """Give a running job more or fewer workers. It trains on meanwhile."""
+    """Give a running job more or fewer workers. It trains on meanwhile.
+
+    Of a job of the cluster, N is an operator's word above the policy's, and auto takes it back. Without JOB, the newest
+    that `melodeon run` has started is meant.
+    """
     as_json = wants_json(output)
     if workers is None and out is None and in_ is None and remove is None:
         job, workers = None, job  # `melodeon scale 4` speaks of the newest job
+    found = on_cluster(job, local=local)
+    if found is not None:
+        given = {"--out": out, "--in": in_, "--remove": remove, "--on": on}
+        _override(found, workers, [name for name, value in given.items() if value is not None], as_json=as_json)
+        return
     what, values = _wish(workers, out, in_, remove, on)
-    handle = attach(job)
+    handle = attach(job, instead="scale")
     if what == "scale" and on is not None:
         what, values = "scale_out", {"n": _more(values["n"], len(seated(handle.status())), on), "on": on}
 
@@ -80,7 +111,7 @@ def migrate(
 ) -> None:
     """Move a worker to a fresh process, or to another agent's node."""
     as_json = wants_json(output)
-    handle = attach(job)
+    handle = attach(job, instead="scale")
     tell_view(handle, waited(handle, lambda: handle.migrate(worker=worker, to=to)), as_json=as_json)
 
 
@@ -99,7 +130,7 @@ def profile(
         raise UsageError(f"--min {low} is no number of workers: choose at least 1")
     if max_ is not None and max_ < low:
         raise UsageError(f"--min {low} is more than --max {max_}: choose sizes from small to large")
-    handle = attach(job)
+    handle = attach(job, instead="scale")
     if max_ is None:
         status = handle.status()
         most = virtual_workers(status) or low
@@ -138,6 +169,7 @@ def stop(
     """End a running job at its next step. A script that keeps checkpoints writes one."""
     as_json = wants_json(output)
     entry = _one_to_stop(job)
+    require_own(entry, "cancel")
     how = "killed" if now else _ask_to_stop(entry)
     if now:
         _kill(entry)
@@ -148,6 +180,25 @@ def stop(
         return
     say("done", text)
     say("run", from_here(entry.run_dir))
+
+
+def _override(job: "JobInfo", workers: str | None, others: Sequence[str], *, as_json: bool) -> None:
+    """An operator's word on a job of the cluster."""
+    if workers is None or others:
+        said = " and ".join(others) or "nothing"
+        raise UsageError(
+            f"job {job.id} is the cluster's, which places its workers itself, and scale was given {said}: say how "
+            f"many, as in `melodeon scale {job.id} 4`, or auto"
+        )
+    number = None if workers == AUTO else _positive("N", workers)
+    with connect() as cluster:
+        made = cluster.scale(job.id, number)
+    if as_json:
+        print_value(made)
+        return
+    fixed = "as many workers as the policy gives it" if made.override is None else count(made.override, "worker")
+    say("done", f"{made.id} shall have {fixed}; it has {made.workers} now")
+    say("next", f"melodeon show {made.id}" if made.override is None else f"melodeon scale {made.id} {AUTO}")
 
 
 def _wish(
@@ -163,6 +214,8 @@ def _wish(
         )
     if on is not None and used[0] in ("--in", "--remove"):
         raise UsageError(f"--on {on} says where new workers start, and {used[0]} starts none: leave --on out")
+    if workers == AUTO:
+        raise UsageError(f"N {AUTO} is for jobs of the cluster, and none was named: give a number, such as 4")
     match used[0]:
         case "N":
             return "scale", {"n": _positive("N", workers)}
@@ -224,7 +277,7 @@ def _one_to_stop(job: str | None) -> "Entry":
     """The job that is meant; where several run, one must be named, since a wrong guess could not be taken back."""
     from melodeon.coord import registry
 
-    running = registry.entries() if job is None else []
+    running = [entry for entry in registry.entries() if clusters_job(entry) is None] if job is None else []
     if len(running) > 1:
         names = ", ".join(entry.id for entry in running)
         raise UsageError(f"{len(running)} jobs run on this machine: name the one to stop, of {names}")

@@ -1,20 +1,29 @@
 """`melodeon logs`: what the workers of a job print, from another terminal, during the run or after it."""
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from melodeon.cli.cluster import Local
 from melodeon.cli.follow import Tail, ticks
-from melodeon.cli.job import RUNS_ROOT, Output, RunName, RunsRoot, find_folder, read_json, wants_json
+from melodeon.cli.job import (
+    RUNS_ROOT,
+    Output,
+    RunName,
+    RunsRoot,
+    find_folder,
+    has_own,
+    on_cluster,
+    read_json,
+    wants_json,
+)
+from melodeon.cli.logs_cluster import show_logs
 from melodeon.cli.output import print_json
 from melodeon.core.errors import NotFound, UsageError
-
-ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])")
-"""Sequences that colour a terminal, move its cursor or set its title."""
+from melodeon.core.text import harmless as harmless
 
 STREAMS = {"stdout": "log", "stderr": "err"}
 """What a worker prints, and how the names of the files that take it end."""
@@ -25,34 +34,42 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     worker: Annotated[str, typer.Option(help="A worker's number, or all.")] = "all",
     tail: Annotated[int | None, typer.Option(help="Only the last N lines of each worker and stream.")] = None,
+    local: Local = False,
     runs_root: RunsRoot = RUNS_ROOT,
     output: Output = "table",
 ) -> None:
     """Print what a job's workers have printed.
 
     Several workers' lines are marked with the worker; what went to stderr follows what went to stdout, as far as both
-    are there when looked at. On a terminal, control characters are made harmless.
+    are there when looked at. On a terminal, control characters are made harmless; of a job of the cluster, always.
     """
     as_json = wants_json(output)
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail} is no number of lines: choose 0 or more")
     wanted = _wanted(worker)
-    folder = find_folder(job, runs_root)
-    found = log_files(folder, wanted)
-    if not found and not follow:
-        known = sorted(log_files(folder, None))
-        has = f"it has logs of workers {', '.join(map(str, known))}" if known else "none of its workers has printed"
-        raise NotFound(
-            f"run {folder.name} has no log of {'any worker' if wanted is None else f'worker {worker}'}: {has}"
-        )
-    shower = _Shower(as_json=as_json, marked=wanted is None and (follow or len(found) > 1))
     try:
-        _show(folder, wanted, tail, shower, follow=follow)
+        name = "last" if job is None and not has_own(runs_root) else job
+        if (found := on_cluster(name, runs_root, local=local)) is not None:
+            show_logs(found, wanted, tail, follow=follow, as_json=as_json)
+        else:
+            _show_local(find_folder(job, runs_root), wanted, tail, follow=follow, as_json=as_json)
     except KeyboardInterrupt:
         pass  # how a person ends following
     except BrokenPipeError:
         # The reader left (`| head`); Python would complain of it once more when it flushes stdout at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _show_local(folder: Path, wanted: int | None, tail: int | None, *, follow: bool, as_json: bool) -> None:
+    found = log_files(folder, wanted)
+    if not found and not follow:
+        known = sorted(log_files(folder, None))
+        has = f"it has logs of workers {', '.join(map(str, known))}" if known else "none of its workers has printed"
+        raise NotFound(
+            f"run {folder.name} has no log of {'any worker' if wanted is None else f'worker {wanted}'}: {has}"
+        )
+    shower = _Shower(as_json=as_json, marked=wanted is None and (follow or len(found) > 1))
+    _show(folder, wanted, tail, shower, follow=follow)
 
 
 def log_files(folder: Path, worker: int | None) -> dict[int, dict[str, Path]]:
@@ -64,12 +81,6 @@ def log_files(folder: Path, worker: int | None) -> dict[int, dict[str, Path]]:
             if number.isdigit() and worker in (None, int(number)):
                 found.setdefault(int(number), {})[stream] = path
     return dict(sorted(found.items()))
-
-
-def harmless(text: str) -> str:
-    """A line without anything that a terminal would obey."""
-    text = ESCAPES.sub("", text).expandtabs()
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _wanted(worker: str) -> int | None:

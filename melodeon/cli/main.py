@@ -16,6 +16,7 @@ from melodeon.core.errors import MelodeonError
 
 GROUPS = {
     "Train and prove": ("run", "verify", "diff", "scan", "export", "doctor"),
+    "The cluster": ("serve", "submit", "show", "wait", "edit", "cancel", "nodes", "events", "policy", "whatif"),
     "Running jobs": ("ps", "top", "logs", "scale", "migrate", "profile", "checkpoint", "stop", "trace"),
     "Scheduling": ("sim", "plot", "explain"),
 }

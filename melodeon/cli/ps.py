@@ -1,4 +1,4 @@
-"""`melodeon ps`: the jobs of this machine, and with -a the runs that have ended."""
+"""`melodeon ps`: the cluster's jobs where there is one, the jobs of this machine, and with -a those that have ended."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, read_json, runs_in, wants_json
+from melodeon.cli import ps_cluster
+from melodeon.cli.cluster import Local
+from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, read_json, runs_in, wants_json
 from melodeon.cli.output import columns, print_json
 from melodeon.core.errors import Cancelled, MelodeonError
 from melodeon.viz.timeline import mappings, whole
@@ -27,31 +29,43 @@ SCRIPT, NUMBERS = 1, (2, 3, 6)
 
 
 def ps(
-    all_runs: Annotated[bool, typer.Option("--all", "-a", help="Also runs that have ended, below here.")] = False,
+    all_runs: Annotated[bool, typer.Option("--all", "-a", help="Also those that have ended.")] = False,
+    local: Local = False,
     runs_root: RunsRoot = RUNS_ROOT,
     output: Output = "table",
 ) -> None:
-    """List the jobs that run on this machine."""
+    """List the cluster's jobs, and those that run on this machine."""
     as_json = wants_json(output)
+    found = None if local else ps_cluster.ask(all_jobs=all_runs)
     rows = running_jobs()
     if all_runs:
         listed = {row["run_dir"] for row in rows}
         rows = [row for run in runs_in(runs_root) if (row := _kept(run))["run_dir"] not in listed] + rows
     if as_json:
-        print_json({"jobs": rows})
-    elif rows:
+        print_json({"jobs": rows} | ({} if found is None else {"cluster": found.to_json()}))
+        return
+    if found is not None:
+        found.tell()
+        if rows:
+            print("\nstarted by `melodeon run`:")
+    if rows:
         print("\n".join(columns([COLUMNS, *map(_cells, rows)], gives_way=SCRIPT, numbers=NUMBERS)))
-    elif all_runs:
+    elif found is None:
+        _tell_nothing(runs_root, all_runs=all_runs)
+
+
+def _tell_nothing(runs_root: str, *, all_runs: bool) -> None:
+    if all_runs:
         print(f"no job runs on this machine, and {runs_root} holds no run: start one by `melodeon run SCRIPT`")
     else:
         print("no job runs on this machine: start one by `melodeon run SCRIPT`, or see ended ones by `melodeon ps -a`")
 
 
 def running_jobs() -> list[dict[str, object]]:
-    """What each running job says of itself, oldest first; they are asked side by side."""
+    """What each running job that is not the cluster's says of itself, oldest first; they are asked side by side."""
     from melodeon.coord import registry
 
-    entries = registry.entries()
+    entries = [entry for entry in registry.entries() if clusters_job(entry) is None]
     if not entries:
         return []
     with ThreadPoolExecutor(max_workers=min(16, len(entries))) as pool:

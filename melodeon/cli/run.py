@@ -1,4 +1,7 @@
-"""`melodeon run`: a training script on any number of local workers."""
+"""`melodeon run`: a training script on any number of local workers.
+
+The command is a long function because each of its options is a line of it.
+"""
 
 import shlex
 import sys
@@ -19,6 +22,7 @@ from melodeon.core.assignment import Assignment
 from melodeon.core.determinism import DEFAULT
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
+from melodeon.core.spec import READERS
 
 
 def run(
@@ -30,6 +34,8 @@ def run(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; defines the bits.")] = None,
     order: Annotated[str | None, typer.Option(help="tree or ddp, over the script's choice.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps in all.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Stop after this many epochs.")] = None,
+    until: Annotated[str | None, typer.Option(help="Stop once a logged mean is good enough.", metavar="AIM")] = None,
     receipt_every: Annotated[int | None, typer.Option(min=0, help="Steps between receipt entries; 0: end.")] = None,
     record_ops: Annotated[bool, typer.Option("--record-ops", help="Record every operator, for `diff`.")] = False,
     record_states: Annotated[bool, typer.Option("--record-states", help="Record every tensor's digest.")] = False,
@@ -53,15 +59,14 @@ def run(
     The result does not depend on --workers or --assignment, only the time does.
     """
     counts = _counts(workers, assignment)
-    if (hybrid or curves) and (static or record_ops or counts or batch_history or not hybrid):
-        raise UsageError(
-            "--hybrid changes the batch when the job grows: it goes with --curves, and not with --static, "
-            "--assignment, --record-ops or --batch-history"
-        )
+    is_elastic = not (static or record_ops or counts)
+    _require_hybrid(hybrid, curves, possible=is_elastic and not batch_history)
     launch = replace(
         checked_launch(script, determinism=determinism, threads=threads, order=order, steps=steps, runs_root=runs_root),
         num_workers=len(counts) if counts else workers or 1,
         counts=counts,
+        max_epochs=epochs,
+        until=until if until is None else READERS["until"]("--until", until),
         receipt_every=receipt_every,
         record_ops=record_ops,
         record_states=record_states,
@@ -69,26 +74,28 @@ def run(
         hybrid=hybrid,
         batch_history=read_history(batch_history),
     )
+    grows = HybridConfig(curves=read_curves(curves)) if hybrid else None
+    job = JobConfig(
+        job="",
+        workers=launch.num_workers,
+        agents=agents,
+        restarts=restarts,
+        straggler_factor=straggler,
+        straggler_patience=patience,
+        hybrid=grows,
+    )
+    elastic = Elastic(job=job, agents=agents, store=store) if is_elastic else None
     command = ["melodeon", *sys.argv[1:]]
-    elastic = None
-    if not (static or record_ops or counts):
-        job = JobConfig(
-            job="",
-            workers=workers or 1,
-            agents=agents,
-            restarts=restarts,
-            straggler_factor=straggler,
-            straggler_patience=patience,
-            hybrid=HybridConfig(curves=read_curves(curves)) if hybrid else None,
-        )
-        elastic = Elastic(job=job, agents=agents, store=store)
     request = Request(script=script, args=args or (), launch=launch, name=name, command=command, elastic=elastic)
-    display = choose(quiet=quiet, stdout_to_stderr=json)
-    try:
-        report = perform(request, on_event=display.event, on_output=display.output)
-    finally:
-        display.close()
-    _finish(report, script, args or [], launch, quiet=quiet, as_json=json)
+    _finish(_perform(request, quiet=quiet, as_json=json), request, quiet=quiet, as_json=json)
+
+
+def _require_hybrid(hybrid: bool, curves: str | None, *, possible: bool) -> None:
+    if (hybrid or curves) and not (hybrid and possible):
+        raise UsageError(
+            "--hybrid changes the batch when the job grows: it goes with --curves, and not with --static, "
+            "--assignment, --record-ops or --batch-history"
+        )
 
 
 def _counts(workers: int | None, assignment: str | None) -> tuple[int, ...] | None:
@@ -104,12 +111,20 @@ def _counts(workers: int | None, assignment: str | None) -> tuple[int, ...] | No
     return counts
 
 
-def _finish(report: Report, script: str, args: list[str], launch: Launch, *, quiet: bool, as_json: bool) -> None:
+def _perform(request: Request, *, quiet: bool, as_json: bool) -> Report:
+    display = choose(quiet=quiet, stdout_to_stderr=as_json)
+    try:
+        return perform(request, on_event=display.event, on_output=display.output)
+    finally:
+        display.close()
+
+
+def _finish(report: Report, request: Request, *, quiet: bool, as_json: bool) -> None:
     outcome = report.outcome
     if not outcome.ok:
         explain_failure(report, shown=True)
     elif not quiet:
-        _summarise(report, script, args)
+        _summarise(report, request)
     if as_json:
         print_json(
             {
@@ -119,7 +134,7 @@ def _finish(report: Report, script: str, args: list[str], launch: Launch, *, qui
                 "exit_code": outcome.exit_code,
                 "reason": outcome.reason,
                 "worker": outcome.worker,
-                "num_workers": launch.num_workers,
+                "num_workers": request.launch.num_workers,
                 "steps": report.steps,
                 "seconds": round(report.seconds, 3),
                 "digest": report.digest,
@@ -128,7 +143,7 @@ def _finish(report: Report, script: str, args: list[str], launch: Launch, *, qui
     raise typer.Exit(outcome.exit_code)
 
 
-def _summarise(report: Report, script: str, args: list[str]) -> None:
+def _summarise(report: Report, request: Request) -> None:
     steps = "" if report.steps is None else f"{report.steps} steps in "
     lines = [f"done: {steps}{report.seconds:.1f} s"]
     if report.digest:
@@ -136,6 +151,7 @@ def _summarise(report: Report, script: str, args: list[str]) -> None:
     lines.append(f"  run     {report.run_dir}")
     receipt = report.run_dir / "receipt.jsonl"
     if receipt.exists():
-        again = ["melodeon", "verify", "--receipt", str(receipt), script, *(["--", *args] if args else [])]
+        again = ["melodeon", "verify", "--receipt", str(receipt), request.script]
+        again += ["--", *request.args] if request.args else []
         lines.append(f"  next    {shlex.join(again)}")
     print("\n".join(lines), file=sys.stderr)

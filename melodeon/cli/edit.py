@@ -1,0 +1,56 @@
+"""`melodeon edit`: change a submitted job; it is judged again, and stays as it was where that is refused."""
+
+from typing import Annotated
+
+import typer
+
+from melodeon.cli.cluster import ClusterJob, connect, print_value, say
+from melodeon.cli.job import Output, wants_json
+from melodeon.cli.submit import next_try, tell
+from melodeon.core.errors import Rejected, UsageError
+
+NONE = "none"
+"""Takes a field back."""
+
+
+def edit(
+    job: ClusterJob,
+    deadline: Annotated[str | None, typer.Option(metavar="6h|DATE|none", help="From now; none: best effort.")] = None,
+    on_miss: Annotated[str | None, typer.Option(metavar="reject|soft", help="What to do if it will be late.")] = None,
+    priority: Annotated[float | None, typer.Option(help="Its weight among others.")] = None,
+    workers: Annotated[str | None, typer.Option(metavar="1-8", help="How few and how many it may have.")] = None,
+    steps: Annotated[int | None, typer.Option(help="It ends after so many steps.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="It ends after so many epochs.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="AIM|none", help="Or once a logged mean is good enough.")] = None,
+    output: Output = "table",
+) -> None:
+    """Change a submitted job; its deadline is judged again.
+
+    Refused, it stays as it was, and the exit code is 3.
+    """
+    as_json = wants_json(output)
+    flags: dict[str, object] = {
+        "deadline": deadline,
+        "on_miss": on_miss,
+        "priority": priority,
+        "workers": workers,
+        "steps": steps,
+        "epochs": epochs,
+        "until": until,
+    }
+    changes = {name: None if value == NONE else value for name, value in flags.items() if value is not None}
+    if not changes:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in flags)
+        raise UsageError(f"nothing is changed: give one of {names}")
+    with connect() as cluster:
+        answer = cluster.edit(cluster.job(job).id, changes)
+    again = next_try("edit", answer.job.id, flags, answer.job) if answer.admitted is False else ""
+    if as_json:
+        print_value(answer, next=again or answer.next)
+    elif answer.admitted is False:
+        tell(answer, again)
+    else:
+        say("changed", answer.text)
+        say("next", answer.next)
+    if answer.admitted is False:
+        raise typer.Exit(Rejected.exit_code)

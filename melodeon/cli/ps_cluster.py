@@ -1,0 +1,109 @@
+"""The cluster's part of `melodeon ps`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from melodeon.cli.cluster import there
+from melodeon.cli.output import WIDTH, columns, print_wrapped
+from melodeon.core.errors import Unreachable
+from melodeon.core.text import plain
+from melodeon.viz.words import count, duration, number
+
+if TYPE_CHECKING:
+    from melodeon.core.service import JobInfo, Overview
+
+COLUMNS = ("job", "user", "phase", "workers", "steps", "deadline", "finish")
+NUMBERS = ("workers", "steps")
+GIVE_WAY = ("user", "finish", "deadline")
+"""Columns that are left out, in this order, where lines are too long: an id is never cut, since people copy it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A cluster and its jobs."""
+
+    overview: "Overview"
+    jobs: "tuple[JobInfo, ...]"
+    all_jobs: bool
+
+    def to_json(self) -> dict[str, object]:
+        """As the service says it."""
+        import msgspec
+
+        return {"overview": msgspec.to_builtins(self.overview), "jobs": msgspec.to_builtins(self.jobs, str_keys=True)}
+
+    def tell(self) -> None:
+        """A line a job, and how the cluster stands."""
+        if self.jobs:
+            print("\n".join(_table([_cells(job, self.overview.now) for job in self.jobs])))
+            print()
+        view = self.overview
+        used = f"{view.devices_used} of {count(view.devices_up, 'device')} in use, policy {view.policy}"
+        if self.jobs:
+            print(f"{used}\nnext: melodeon show {plain(self.jobs[-1].id)}")
+        else:
+            known = sum(view.jobs.values()) if not self.all_jobs else 0
+            ended = f"; {count(known, 'job')} ended, see `melodeon ps -a`" if known else ""
+            print_wrapped(f"no job on the cluster ({used}){ended}: submit one by `melodeon submit FILE`")
+
+
+def ask(*, all_jobs: bool) -> Found | None:
+    """The cluster's jobs; None where there is no cluster, and where it does not answer, which is told."""
+    cluster = there()
+    if cluster is None:
+        return None
+    from melodeon.core.service import OVER, Phase
+
+    try:
+        with cluster:
+            view = cluster.overview()
+            if all_jobs:
+                jobs = cluster.jobs()
+            else:
+                phases = [phase for phase in Phase if phase not in OVER and view.jobs.get(phase.value)]
+                found = [job for phase in phases for job in cluster.jobs(phase=phase)]
+                jobs = tuple(sorted({job.id: job for job in found}.values(), key=lambda job: job.submitted_at))
+    except Unreachable as error:
+        print(f"note: {error}", file=sys.stderr)
+        return None
+    return Found(overview=view, jobs=jobs, all_jobs=all_jobs)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """As many columns as fit."""
+    kept = [list(column) for column in zip(COLUMNS, *rows, strict=True)]
+    for gone in GIVE_WAY:
+        if sum(max(map(len, column)) + 2 for column in kept) - 2 > WIDTH:
+            kept = [column for column in kept if column[0] != gone]
+    numbers = [at for at, column in enumerate(kept) if column[0] in NUMBERS]
+    return columns(list(zip(*kept, strict=True)), gives_way=0, numbers=numbers)
+
+
+def _cells(job: "JobInfo", now: float) -> Sequence[str]:
+    over = job.finished_at is not None or job.phase.value == "rejected"
+    return (
+        plain(job.id),
+        plain(job.user),
+        job.phase.value,
+        "-" if over else f"{job.workers}/{job.max_workers}",
+        f"{job.step / job.total_steps:.0%}" if job.total_steps else number(job.step),
+        _deadline(job, now),
+        _finish(job, now),
+    )
+
+
+def _deadline(job: "JobInfo", now: float) -> str:
+    if job.deadline_at is None:
+        return "-"
+    if job.finished_at is not None and job.phase.value == "done":
+        return "met" if job.finished_at <= job.deadline_at else f"{duration(job.finished_at - job.deadline_at)} late"
+    left = job.deadline_at - now
+    return f"in {duration(left)}" if left >= 0 else f"{duration(-left)} ago"
+
+
+def _finish(job: "JobInfo", now: float) -> str:
+    if job.finished_at is not None:
+        return f"{duration(now - job.finished_at)} ago"
+    return "-" if job.planned_finish_at is None else f"in {duration(max(0.0, job.planned_finish_at - now))}"

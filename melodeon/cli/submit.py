@@ -1,0 +1,136 @@
+"""`melodeon submit`: a job for the cluster, answered at once.
+
+The command is a long function because each field of a job is an option, and a line of it.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from melodeon.cli.cluster import connect, print_value, say, say_next
+from melodeon.cli.job import Output, wants_json
+from melodeon.cli.jobfile import command_line, read_job
+from melodeon.cli.times import clock, flag
+from melodeon.core.errors import Rejected, UsageError
+from melodeon.viz.words import count, duration
+
+if TYPE_CHECKING:
+    from melodeon.core.service import JobInfo, Submission
+
+
+def submit(
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="A job's file in YAML; - is stdin.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="'SCRIPT ARGS'", help="What to run, instead of a file.")] = None,
+    name: Annotated[str | None, typer.Option(help="What to call it; the script's name by default.")] = None,
+    steps: Annotated[int | None, typer.Option(help="It ends after so many steps.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="It ends after so many epochs.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="AIM", help="Or once a logged mean is good enough.")] = None,
+    deadline: Annotated[str | None, typer.Option(metavar="6h|DATE", help="By when; without it best effort.")] = None,
+    on_miss: Annotated[str | None, typer.Option(metavar="reject|soft", help="soft: admitted even if late.")] = None,
+    workers: Annotated[str | None, typer.Option(metavar="1-8", help="How few and how many it may have.")] = None,
+    virtual_workers: Annotated[int | None, typer.Option(help="Defines the result; else the script says.")] = None,
+    priority: Annotated[float | None, typer.Option(help="Its weight among others; 1 by default.")] = None,
+    order: Annotated[str | None, typer.Option(metavar="tree|ddp", help="Over the script's choice.")] = None,
+    determinism: Annotated[str | None, typer.Option(metavar="D0|D1|D2", help="D1 by default.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads per worker; defines the bits.")] = None,
+    devices: Annotated[str | None, typer.Option(metavar="cpu,A100", help="Types it may run on.")] = None,
+    checkpoint: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    env: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A variable; several times.")] = None,
+    workdir: Annotated[str | None, typer.Option(metavar="DIR", help="Where it runs; here by default.")] = None,
+    curve: Annotated[str | None, typer.Option(metavar="1:3.5,2:6.8", help="Steps a second by workers.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="4G", help="What each process may use.")] = None,
+    restarts: Annotated[int | None, typer.Option(help="How many lost workers to replace.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would become of it.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow it to its end, whose exit code this has.")] = False,
+    output: Output = "table",
+) -> None:
+    """Submit a job to the cluster: by a file, flags, or both.
+
+    Answers at once: admitted, with the planned finish; or rejected, with the earliest deadline that would be kept.
+    """
+    as_json = wants_json(output)
+    if dry_run and wait:
+        raise UsageError("--dry-run submits nothing that --wait could follow: give one of them")
+    flags: dict[str, object] = {
+        "run": run,
+        "name": name,
+        "steps": steps,
+        "epochs": epochs,
+        "until": until,
+        "deadline": deadline,
+        "on_miss": on_miss,
+        "workers": workers,
+        "virtual_workers": virtual_workers,
+        "priority": priority,
+        "order": order,
+        "determinism": determinism,
+        "threads": threads,
+        "devices": devices,
+        "checkpoint": checkpoint,
+        "env": env or None,
+        "workdir": workdir,
+        "curve": curve,
+        "memory": memory,
+        "restarts": restarts,
+    }
+    job = read_job(file, flags)
+    with connect() as cluster:
+        answer = cluster.submit(job, dry_run=dry_run)
+    again = next_try("submit", file, flags, answer.job) if answer.admitted is False else ""
+    if wait and answer.admitted is not False:
+        from melodeon.cli.wait import wait_for
+
+        if not as_json:
+            tell(answer, again)
+        raise typer.Exit(wait_for(answer.job.id, None, as_json=as_json, quiet=as_json))
+    if as_json:
+        print_value(answer, next=again or answer.next)
+    else:
+        tell(answer, again)
+    if answer.admitted is False:
+        raise typer.Exit(Rejected.exit_code)
+
+
+def tell(answer: "Submission", again: str) -> None:
+    """The answer for people; `again` is what to try where it was no."""
+    job, now = answer.job, time.time()
+    say({True: "admitted", False: "rejected", None: "measuring"}[answer.admitted], answer.text)
+    if answer.admitted is False:
+        say_next(again)
+        return
+    if job.deadline_at is not None:
+        judged = job if answer.admitted else replace(job, planned_finish_at=None)  # before that it is a guess
+        say("deadline", deadline_text(judged, now))
+    if job.workers:
+        most = f" of at most {job.max_workers}" if job.max_workers > job.workers else ""
+        rate = f", {job.curve[str(job.workers)]:.3g} steps/s" if str(job.workers) in job.curve else ""
+        say("share", f"{count(job.workers, 'worker')}{most}{rate}")
+    if answer.dry_run:
+        say("next", "leave out --dry-run to submit it")
+    elif answer.next:
+        say_next(answer.next)
+
+
+def deadline_text(job: "JobInfo", now: float) -> str:
+    """When it is due, and how that fits with what is planned."""
+    assert job.deadline_at is not None, "only where there is a deadline"
+    left = job.deadline_at - now
+    text = clock(job.deadline_at, now) + (f", in {duration(left)}" if left >= 0 else f", {duration(-left)} ago")
+    text += " (soft)" if job.goal == "soft" else ""
+    end = job.finished_at or job.planned_finish_at
+    if end is None:
+        return text
+    spare = job.deadline_at - end
+    what = "finished" if job.finished_at else "planned to finish"
+    return f"{text}; {what} {duration(abs(spare))} {'before' if spare >= 0 else 'after'} it"
+
+
+def next_try(command: str, first: str | None, flags: Mapping[str, object], job: "JobInfo") -> str:
+    """The command that would be accepted, as far as anybody knows."""
+    if job.earliest_deadline_at is not None:
+        left = flag(max(0.0, job.earliest_deadline_at - time.time()))
+        return command_line(command, first, flags, deadline=left)
+    return command_line(command, first, flags, on_miss="soft") if job.goal == "hard" else "melodeon ps"

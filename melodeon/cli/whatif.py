@@ -1,0 +1,63 @@
+"""`melodeon whatif`: the cluster played forward from now, under another policy, or with one more job."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from melodeon.cli.cluster import connect, print_value, say
+from melodeon.cli.job import Output, wants_json
+from melodeon.cli.jobfile import read_job
+from melodeon.cli.output import columns
+from melodeon.cli.policy import complete_policy
+from melodeon.cli.times import away
+from melodeon.core.text import plain
+from melodeon.viz.words import duration
+
+if TYPE_CHECKING:
+    from melodeon.core.service import WhatIf, WhatIfJob
+
+COLUMNS = ("job", "finish", "deadline", "in time", "why")
+WHY = 4
+
+
+def whatif(
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="One more job, by its file.")] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", "-p", help="Under this one.", autocompletion=complete_policy)
+    ] = None,
+    deadline: Annotated[str | None, typer.Option(metavar="6h|DATE", help="For the one more job.")] = None,
+    output: Output = "table",
+) -> None:
+    """Play the cluster forward, with another policy or one more job.
+
+    Nothing is changed: the simulator goes on from how the cluster stands now.
+    """
+    as_json = wants_json(output)
+    job = None if file is None else read_job(file, {"deadline": deadline})
+    with connect() as cluster:
+        found = cluster.whatif(policy=policy, job=job)
+    if as_json:
+        print_value(found)
+        return
+    _tell(found, time.time())
+
+
+def _tell(found: "WhatIf", now: float) -> None:
+    if not found.jobs:
+        say("whatif", "there is no job to play forward: submit one, or name a job's file")
+        return
+    rows = [COLUMNS, *(_cells(job, now) for job in found.jobs)]
+    print("\n".join(columns(rows, gives_way=WHY, numbers=())))
+    print()
+    say("policy", found.policy)
+    say("deadlines", f"{found.deadlines_met} of {found.deadlines} met, {found.rejected} rejected")
+    mean = "" if found.mean_jct_s is None else f"; {duration(found.mean_jct_s)} a job on average"
+    say("all done", f"in {duration(found.makespan_s)}{mean}")
+
+
+def _cells(job: "WhatIfJob", now: float) -> Sequence[str]:
+    finish = away(job.finish_at, now) if job.admitted else "rejected"
+    in_time = "-" if job.in_time is None else "yes" if job.in_time else "no"
+    return plain(job.id), finish, away(job.deadline_at, now), in_time, plain(job.why)

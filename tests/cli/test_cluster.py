@@ -1,0 +1,425 @@
+"""Commands of the cluster, against a real service whose fleet plays jobs forward."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from melodeon.backends.fleet_values import Ended
+from melodeon.cli.cluster import there
+from melodeon.control import address
+from melodeon.coord import registry
+from tests.cli.conftest import Melodeon
+from tests.cli.fake_agent import job as running_job
+from tests.control.api.serving import TOKEN, Serving, serving
+
+JOB = """
+name: cnn
+run: train.py --lr 0.1
+virtual_workers: 4
+workers: 1-4
+steps: 100000
+curve: {1: 2.0, 2: 3.8, 4: 7.0}
+"""
+SHORT = ("--name", "short", "--steps", "20", "--curve", "1:10,4:40")
+
+
+@pytest.fixture
+def cluster(place: Path) -> Iterator[Serving]:
+    """A service that this user has started, found by its address."""
+    with serving(place) as made:
+        token = made.state / "token"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        where = address.here(made.url, made.state)
+        address.publish(where)
+        (made.work / "job.yaml").write_text(JOB)
+        yield made
+        address.withdraw(where)
+
+
+def wait_until(is_so: Callable[[], bool], within_s: float = 20.0) -> None:
+    until = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def narrow(text: str) -> bool:
+    return max(map(len, text.splitlines()), default=0) <= 80
+
+
+# --- submit ---
+
+
+def test_a_job_is_admitted_by_its_file(cluster: Serving, melodeon: Melodeon) -> None:
+    code, out, err = melodeon("submit", "work/job.yaml", "--deadline", "2d")
+    assert (code, err, narrow(out)) == (0, "", True)
+    assert out.startswith("admitted   cnn-1 is admitted and starts on 4 cpu")
+    assert re.search(
+        r"^deadline   .*in 2\.0 d; planned to finish .* before it$", out.replace("\n             ", " "), re.M
+    )
+    assert out.splitlines()[-1] == "next       melodeon show cnn-1"
+    spec = json.loads(melodeon("show", "cnn-1", "-o", "json")[1])["spec"]
+    assert (spec["workdir"], spec["run"], spec["deadline"]) == (str(cluster.work), ["train.py", "--lr", "0.1"], "2d")
+
+
+def test_a_rejected_job_says_the_command_that_is_accepted(cluster: Serving, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon("submit", "work/job.yaml", "--deadline", "90s", "--env", "A=x y", "--env", "B=2")
+    assert code == 3
+    assert out.startswith("rejected   cnn-1 is rejected: ")
+    command = out.splitlines()[-1].removeprefix("next       ")
+    assert command.startswith("melodeon submit work/job.yaml --deadline 4h")
+    assert command.endswith("--env 'A=x y' --env B=2")
+    again = melodeon(*shlex.split(command)[1:])
+    assert (again[0], again[1].split()[0]) == (0, "admitted")
+    assert cluster.controller.job("cnn-2").spec["env"] == {"A": "x y", "B": "2"}
+
+
+def test_a_dry_run_is_a_value_and_submits_nothing(cluster: Serving, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon("submit", "work/job.yaml", "--deadline", "2d", "--dry-run", "-o", "json")
+    plan = json.loads(out)
+    assert (code, plan["admitted"], plan["dry_run"], plan["job"]["workers"]) == (0, True, True, 4)
+    assert plan["job"]["planned_finish_at"] < plan["job"]["deadline_at"]
+    code, out, _ = melodeon("submit", "work/job.yaml", "--deadline", "5s", "--dry-run", "-o", "json")
+    assert (code, json.loads(out)["admitted"]) == (3, False)
+    assert json.loads(out)["next"].startswith("melodeon submit work/job.yaml --deadline ")
+    assert cluster.controller.jobs() == ()
+
+
+def test_a_job_by_flags_alone_is_named_after_its_script(cluster: Serving, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon("submit", "--run", "train.py -x", "--workdir", "work", "--epochs", "3", "--priority", "2")
+    assert (code, out.split()[:2]) == (0, ["admitted", "train-1"])
+    found = cluster.controller.job("train-1")
+    assert (found.spec["epochs"], found.priority, found.goal) == (3, 2.0, "best_effort")
+
+
+def test_a_flag_comes_before_the_file(cluster: Serving, melodeon: Melodeon) -> None:
+    assert melodeon("submit", "work/job.yaml", "--epochs", "3", "--curve", "1:4")[0] == 0
+    spec = cluster.controller.job("cnn-1").spec
+    assert (spec.get("steps"), spec["epochs"], spec["curve"]) == (None, 3, {"1": 4.0})
+
+
+def test_a_job_whose_speed_is_not_known_is_answered_later(cluster: Serving, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon(
+        *("submit", "--run", "train.py", "--workdir", "work", "--virtual-workers", 4, "--steps", 50, "--deadline", "1h")
+    )
+    assert (code, out.split()[:2]) == (0, ["measuring", "train-1"])
+    assert "planned" not in out
+    code, out, _ = melodeon("wait", "train")
+    assert (code, out.split()[:2]) == (0, ["done", "train-1"])
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        ([], 2, "there is nothing to run: name a job's file, or give --run 'train.py --lr 0.1'"),
+        (["none.yaml"], 4, "job file 'none.yaml' cannot be read (No such file or directory): check the path"),
+        (["list.yaml"], 2, "job file 'list.yaml' is no table of fields: write lines such as `name: cnn`"),
+        (["torn.yaml"], 2, "job file 'torn.yaml' is no YAML in line 3"),
+        (["latin.yaml"], 2, "job file 'latin.yaml' is not text in UTF-8: write it as YAML"),
+        (["work/job.yaml", "--deadline", "soon"], 2, "deadline 'soon' is no time"),
+        (["work/job.yaml", "--workers", "8-1"], 2, "workers: '8-1' ends before it begins"),
+        (["work/job.yaml", "--env", "LR"], 2, "--env LR sets nothing: write KEY=VALUE, such as LR=0.1"),
+        (["work/job.yaml", "--curve", "fast"], 2, "--curve fast is no curve"),
+        (["work/job.yaml", "--curve", "1:quick"], 2, "curve rate: 'quick' must be a number above 0"),
+        (["work/job.yaml", "--steps", "3", "--epochs", "4"], 2, "steps 3 and epochs 4 are both given"),
+        (["work/job.yaml", "--wait", "--dry-run"], 2, "--dry-run submits nothing that --wait could follow"),
+        (["work/job.yaml", "--workdir", "/"], 2, "workdir: '/' is outside of the folders where jobs may run"),
+        (["--run", "gone.py", "--steps", "1", "--workdir", "work"], 2, "run: 'gone.py' is no file in"),
+        (["--run", "x 'y", "--steps", "1"], 2, "cannot be split into words"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    cluster: Serving, melodeon: Melodeon, args: list[str], code: int, sentence: str
+) -> None:
+    Path("list.yaml").write_text("- a\n- b\n")
+    Path("torn.yaml").write_text("name: cnn\nrun: [a\n")
+    Path("latin.yaml").write_bytes(b"name: \xe9\n")
+    found, out, err = melodeon("submit", *args)
+    assert (found, out, err.count("\n")) == (code, "", 1), err
+    assert err.startswith("error: ")
+    assert sentence in err
+    assert cluster.controller.jobs() == ()
+
+
+def test_days_and_moments_of_yaml_are_dates(cluster: Serving, melodeon: Melodeon) -> None:
+    for number, text in enumerate(("2126-12-01", "2126-12-01T08:00", "2126-12-01 08:00:00"), start=1):
+        Path("work/dated.yaml").write_text(f"{JOB}deadline: {text}\n")
+        assert melodeon("submit", "work/dated.yaml")[0] == 0
+        assert cluster.controller.job(f"cnn-{number}").deadline_at
+
+
+# --- wait ---
+
+
+def test_wait_ends_as_the_job_does(cluster: Serving, melodeon: Melodeon) -> None:
+    code, out, err = melodeon("submit", "work/job.yaml", *SHORT, "--wait")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[-4:]] == ["done", "digest", "run", "next"]
+    assert re.search(r"^\d\d:\d\d:\d\d  trained to its end at step 20$", err, re.MULTILINE)
+    assert melodeon("submit", "work/job.yaml", "--deadline", "1s", "--wait")[0] == 3
+    assert melodeon("wait", "cnn-2")[0] == 3, "the same as when it was submitted"
+    melodeon("submit", "work/job.yaml")
+    assert melodeon("cancel", "cnn-3")[0] == 0
+    code, out, _ = melodeon("wait", "cnn-3", "-o", "json")
+    assert (code, json.loads(out)["phase"]) == (7, "cancelled")
+
+
+def test_wait_ends_with_one_where_the_job_failed(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml", "--restarts", "0")
+    how = Ended(status="failed", exit_code=1, reason="a loss is NaN")
+
+    async def fail() -> None:
+        cluster.fleet.end("cnn-1", 1, how)
+
+    cluster.do(fail())
+    code, out, _ = melodeon("wait", "cnn-1", "--quiet")
+    assert (code, "a loss is NaN" in out, out.splitlines()[-1]) == (1, True, "next       melodeon logs cnn-1")
+
+
+def test_waiting_can_have_an_end_of_its_own(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml")
+    for quiet in ((), ("--quiet",)):
+        code, out, err = melodeon("wait", "cnn-1", "--timeout", "0.2s", *quiet)
+        assert (code, out) == (5, "")
+        assert "after 0.2s, not over: wait longer, or see `melodeon show cnn-1`" in err
+    assert "--timeout ages is no length of time" in melodeon("wait", "cnn-1", "--timeout", "ages")[2]
+
+
+# --- looking ---
+
+
+def test_show_tells_the_story(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml", "--deadline", "2d")
+    code, out, _ = melodeon("show")
+    assert (code, narrow(out), out.splitlines()[0]) == (0, True, "cnn-1  running")
+    assert re.search(r"^\d\d:\d\d:\d\d  submitted by root: 100,000 steps; deadline ", out, re.MULTILINE)
+    assert "elasticflow admitted it" in out
+    assert "workers    4 (it may have 1 to 4) on node000 (0, 1, 2, 3)" in out
+    story = json.loads(melodeon("show", "cnn", "-o", "json")[1])["story"]
+    assert [sorted(part) for part in story] == [["at", "text"]] * len(story)
+
+
+def test_ps_lists_the_cluster_and_then_this_machine(cluster: Serving, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon("ps")
+    assert (code, out.startswith("no job on the cluster (0 of 8 devices in use, policy elasticflow)")) == (0, True)
+    melodeon("submit", "work/job.yaml", "--deadline", "2d", "--name", "a" * 40)
+    melodeon("submit", "work/job.yaml", "--deadline", "1s")
+    with running_job(cluster.work, "20261115-132710-1fc0"):
+        out = melodeon("ps")[1]
+        rows = json.loads(melodeon("ps", "-o", "json")[1])
+        local = json.loads(melodeon("ps", "--local", "-o", "json")[1])
+    assert narrow(out)
+    lines = out.splitlines()
+    assert lines[0].split() == ["job", "phase", "workers", "steps", "deadline"], "what is left beside a long name"
+    assert lines[1].split()[:3] == ["a" * 40 + "-1", "running", "4/4"]
+    assert lines[3:5] == ["4 of 8 devices in use, policy elasticflow", f"next: melodeon show {'a' * 40}-1"]
+    assert lines[6] == "started by `melodeon run`:"
+    assert [job["phase"] for job in rows["cluster"]["jobs"]] == ["running"]
+    assert ([row["id"] for row in rows["jobs"]], sorted(local)) == (["20261115-132710-1fc0"], ["jobs"])
+    assert melodeon("ps", "-a")[1].splitlines()[2].split()[:2] == ["cnn-2", "rejected"]
+    everything = json.loads(melodeon("ps", "-a", "-o", "json")[1])["cluster"]
+    assert [job["phase"] for job in everything["jobs"]] == ["running", "rejected"]
+    assert everything["overview"]["devices_used"] == 4
+
+
+def test_a_service_that_is_gone_is_a_note_in_ps_and_an_error_elsewhere(
+    cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MELODEON_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("melodeon.cli.cluster.PATIENCE_S", 0.1)
+    code, out, err = melodeon("ps")
+    assert (code, out.startswith("no job runs on this machine"), err.startswith("note: the service at")) == (
+        0,
+        True,
+        True,
+    )
+    code, _, err = melodeon("logs", "cnn-1")
+    assert (code, err.endswith("; --local leaves the cluster out\n")) == (5, True)
+    assert melodeon("nodes")[0] == 5
+
+
+def test_without_a_cluster_there_is_none(place: Path, melodeon: Melodeon) -> None:
+    assert there() is None
+    for args in (["submit", "--run", "x.py", "--steps", "1"], ["show"], ["nodes"], ["events"], ["policy"], ["whatif"]):
+        code, out, err = melodeon(*args)
+        assert (code, out) == (5, ""), args
+        assert err.startswith("error: no cluster is served: start one by `melodeon serve`"), args
+
+
+def test_logs_of_a_cluster_job(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml", *SHORT, "--wait")
+    code, out, _ = melodeon("logs", "short")
+    assert (code, len(out.splitlines()), out.startswith("step 1 loss")) == (0, 20, True)
+    assert [line.split()[1] for line in melodeon("logs", "--tail", 2)[1].splitlines()] == ["19", "20"]
+    assert melodeon("logs", "short-1", "-f")[1] == out
+    rows = [json.loads(line) for line in melodeon("logs", "short", "-o", "json", "--worker", "0")[1].splitlines()]
+    assert (len(rows), rows[0]["worker"], rows[0]["line"].split()[:2]) == (20, 0, ["step", "1"])
+    melodeon("submit", "work/job.yaml", "--deadline", "1s")
+    code, _, err = melodeon("logs", "cnn-2")
+    assert (code, "job cnn-2 is rejected and has no output of any worker" in err) == (4, True)
+
+
+def test_a_name_is_the_clusters_first_and_a_local_run_else(cluster: Serving, melodeon: Melodeon) -> None:
+    run = Path(".melodeon/runs/short-1")
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"id": "short-1", "status": "done", "created": "2026"}))
+    (run / "worker-0.log").write_text("local\n")
+    assert melodeon("logs", "short-1")[1] == "local\n", "the cluster does not know it"
+    melodeon("submit", "work/job.yaml", *SHORT, "--wait")
+    assert melodeon("logs", "short-1")[1].startswith("step 1 loss")
+    assert melodeon("logs", "short-1", "--local")[1] == "local\n"
+    code, _, err = melodeon("logs", "nobody")
+    assert (code, err.startswith("error: job 'nobody' is not known here")) == (4, True)
+
+
+def test_nodes_and_who_holds_their_devices(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml")
+    code, out, _ = melodeon("nodes")
+    assert (code, narrow(out)) == (0, True)
+    assert out.splitlines()[1].split() == ["node000", "cpu", "-", "up", "4/4", "cnn-1", "(0,1,2,3)"]
+    assert out.splitlines()[-1] == "4 of 8 devices in use"
+    assert melodeon("nodes", "node000", "--drain")[1].startswith("done       node node000 is drained")
+    assert json.loads(melodeon("nodes", "node000", "-o", "json")[1])["nodes"][0]["drained"] is True
+    assert json.loads(melodeon("nodes", "node000", "--down", "-o", "json")[1])["up"] is False
+    assert melodeon("nodes", "node000", "--use")[1].startswith("done       node node000 is up")
+    assert melodeon("nodes", "--drain")[0] == 2
+    assert melodeon("nodes", "node000", "--drain", "--use")[0] == 2
+    assert [melodeon("nodes", "nowhere", *more)[0] for more in ((), ("--drain",))] == [4, 4]
+
+
+def test_events_are_told_and_followed(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml", *SHORT, "--wait")
+    melodeon("submit", "work/job.yaml", *SHORT, "--wait")
+    code, out, _ = melodeon("events", "--tail", "3")
+    assert (code, narrow(out), "short-2  trained to its end" in out) == (0, True, True)
+    rows = [json.loads(line) for line in melodeon("events", "short-1", "-o", "json", "--tail", "100")[1].splitlines()]
+    assert {row["job"] for row in rows} == {"short-1"}
+    later = melodeon("events", "--after", rows[-1]["seq"], "-o", "json")[1].splitlines()
+    assert json.loads(later[0])["seq"] == rows[-1]["seq"] + 1
+    command = [sys.executable, "-m", "melodeon", "events", "-f", "--tail", "0", "-o", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        wait_until(lambda: cluster.hub.num_readers > 0)
+        melodeon("submit", "work/job.yaml", *SHORT)
+        seen = json.loads(follower.stdout.readline())
+        assert (seen["job"], seen["kind"]) == ("short-3", "submitted")
+        follower.send_signal(2)
+        assert follower.wait(20) == 0
+
+
+def test_policy_and_what_if(cluster: Serving, melodeon: Melodeon) -> None:
+    assert melodeon("whatif")[1].startswith("whatif     there is no job to play forward")
+    melodeon("submit", "work/job.yaml", "--deadline", "2d")
+    code, out, _ = melodeon("whatif", "work/job.yaml", "--policy", "fifo", "--deadline", "3d")
+    assert (code, narrow(out)) == (0, True)
+    assert [line.split()[0] for line in out.splitlines()[:3]] == ["job", "cnn-1", "cnn-new"]
+    assert "deadlines  2 of 2 met, 0 rejected" in out
+    assert json.loads(melodeon("whatif", "-o", "json")[1])["policy"] == "elasticflow"
+    assert melodeon("policy")[1].startswith("policy     elasticflow\n")
+    assert melodeon("policy", "fifo")[1].startswith("policy     fifo, after elasticflow")
+    assert json.loads(melodeon("policy", "-o", "json")[1])["policy"] == "fifo"
+    code, _, err = melodeon("policy", "fofi")
+    assert (code, "fifo" in err) == (2, True)
+
+
+# --- changing ---
+
+
+def test_edit_judges_again(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml", "--deadline", "2d")
+    code, out, _ = melodeon("edit", "cnn-1", "--deadline", "5m", "--priority", "2")
+    assert (code, out.startswith("rejected   cnn-1 stays as it was: ")) == (3, True)
+    command = out.splitlines()[-1].removeprefix("next       ")
+    assert re.fullmatch(r"melodeon edit cnn-1 --deadline \d+h\d*m? --priority 2\.0", command)
+    code, out, _ = melodeon(*shlex.split(command)[1:])
+    assert (code, out.startswith("changed    cnn-1 is changed (deadline, priority)")) == (0, True)
+    assert melodeon("edit", "cnn-1", "--deadline", "none", "-o", "json")[0] == 0
+    assert cluster.controller.job("cnn-1").deadline_at is None
+    assert "nothing is changed: give one of --deadline, --on-miss" in melodeon("edit", "cnn-1")[2]
+
+
+def test_scale_is_the_operators_word(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml")
+    code, out, _ = melodeon("scale", "cnn-1", "2")
+    assert (code, out.startswith("done    cnn-1 shall have 2 workers; it has ")) == (0, True)
+    assert out.splitlines()[1] == "next    melodeon scale cnn-1 auto"
+    assert cluster.controller.job("cnn-1").override == 2
+    assert json.loads(melodeon("scale", "cnn", "auto", "-o", "json")[1])["override"] is None
+    for args, sentence in (
+        (["cnn-1", "9"], "9 workers are not possible for cnn-1: it may have 1 to 4 here"),
+        (["cnn-1", "many"], "N many is no number of workers"),
+        (["cnn-1", "--out", "1"], "job cnn-1 is the cluster's, which places its workers itself"),
+        (["cnn-1"], "N cnn-1 is no number of workers"),
+        (["auto"], "N auto is for jobs of the cluster, and none was named"),
+    ):
+        code, _, err = melodeon("scale", *args)
+        assert (code, sentence in err) == (2, True), err
+
+
+def test_cancel_is_for_good(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml")
+    code, out, _ = melodeon("cancel", "cnn-1", "--wait")
+    assert (code, out.splitlines()[0]) == (0, "cancelled  cnn-1, cancelled by root")
+    assert melodeon("cancel", "cnn-1")[0] == 0, "asked again, nothing changes"
+    melodeon("submit", "work/job.yaml", *SHORT, "--wait")
+    code, _, err = melodeon("cancel", "short-2")
+    assert (code, "is done already: there is nothing to cancel" in err) == (2, True)
+    assert melodeon("cancel", "nobody")[0] == 4
+
+
+def test_a_start_of_a_clusters_job_is_not_changed_behind_its_back(cluster: Serving, melodeon: Melodeon) -> None:
+    folder = cluster.state / "jobs" / "cnn-7"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text("{}")
+    with running_job(cluster.work, "cnn-7.1"), running_job(cluster.work, "cnn-77.1"):
+        entry = registry.find("cnn-7.1")
+        registry.write(msgspec.structs.replace(entry, run_dir=str(folder / "cnn-7.1")))
+        assert json.loads(melodeon("ps", "-o", "json", "--local")[1])["jobs"][0]["id"] == "cnn-77.1"
+        for command in ("stop", "migrate", "profile"):
+            code, _, err = melodeon(command, "cnn-7")
+            assert (code, "job cnn-7 is the cluster's, which would undo this" in err) == (2, True), err
+        assert melodeon("top", "--once", "cnn-7")[0] == 0
+
+
+# --- shells, speed ---
+
+
+def test_a_shell_completes_the_clusters_jobs(cluster: Serving, melodeon: Melodeon) -> None:
+    program = Path("melodeon")  # the program's name decides which variable the shell asks by
+    program.write_text("from melodeon.cli.main import main\nmain()\n")
+    for name in ("one", "two", "twin"):
+        melodeon("submit", "work/job.yaml", "--name", name)
+    for words, expected in (
+        ("show tw", ["twin-3", "two-2"]),
+        ("logs o", ["one-1"]),
+        ("scale o", ["one-1"]),
+        ("policy elasticf", ["elasticflow"]),
+    ):
+        asked = {"_MELODEON_COMPLETE": "complete_bash", "COMP_WORDS": f"melodeon {words}", "COMP_CWORD": "2"}
+        done = subprocess.run(
+            [sys.executable, program], env={**os.environ, **asked}, capture_output=True, text=True, check=True
+        )
+        assert sorted(done.stdout.split()) == expected, words
+
+
+def test_help_and_asking_load_neither_torch_nor_the_server(cluster: Serving) -> None:
+    program = (
+        "import sys; from melodeon.cli.main import app;"
+        "app(['--help'], standalone_mode=False);"
+        "heavy = {'torch', 'numpy', 'fastapi', 'uvicorn', 'httpx', 'yaml'};"
+        "print(sorted(heavy & set(sys.modules)));"
+        "app(['ps'], standalone_mode=False); app(['nodes'], standalone_mode=False);"
+        "print(sorted({'torch', 'numpy', 'fastapi', 'uvicorn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [line for line in done.stdout.splitlines() if line.startswith("[")] == ["[]", "[]"]
