@@ -66,12 +66,17 @@ class Gandiva:
         waits = len(given) < len(jobs)
         if self.grow and not waits:
             given = _grown(view, given)
-        until_s = (view.now_s + self.slice_s if new_slice else last.until_s) if waits and given else float("-inf")
+        until_s = (self._end(view, given) if new_slice else last.until_s) if waits and given else float("-inf")
         shares: dict[JobId, Share] = dict(
             share(job, counts, _why(job, counts, waits)) for job, counts in given.values()
         )
         after = _Slices(tuple(queue), until_s, frozenset(given))
         return Decision(shares, after, until_s if until_s > view.now_s else None)
+
+    def _end(self, view: ClusterView, given: Given) -> float:
+        """When a slice that begins now is over: at least half of it is training, however long jobs take to start."""
+        pauses = (view.overheads.pause_s(job.spec.model, counts[0][1]) for job, counts in given.values())
+        return view.now_s + max(self.slice_s, 2 * max(pauses))
 
 
 def _grown(view: ClusterView, given: Given) -> Given:

@@ -12,7 +12,7 @@ from melodeon.core.clusterview import JobState
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobSpec
-from melodeon.core.overhead import Overheads
+from melodeon.core.overhead import Overheads, Pause
 from melodeon.sched.auction import Bid, nash, partial
 from melodeon.sched.gandiva import Gandiva
 from melodeon.sched.policy import Policy
@@ -116,6 +116,14 @@ def test_gandiva_gives_everybody_a_slice_in_turn() -> None:
     assert [o.started_s for o in result.outcomes] == [0.0, 20.0, 40.0]
     # 60 s each in slices of 20 s.
     assert sorted(ends(result).values()) == [140.0, 160.0, 180.0]
+
+
+def test_a_slice_is_longer_than_the_pause_that_it_costs() -> None:
+    jobs = [job(name, 480.0, LINEAR, requested_workers=8) for name in "ab"]
+    slow = Overheads(default=Pause(base_s=100.0, connect_s=0.0), first_start=True)
+    config = SimConfig(cluster=Cluster.parse("1x8"), overheads=slow)
+    result = Simulation(config, jobs, Gandiva(slice_s=60.0)).run(until_s=10_000.0).result()
+    assert all(outcome.finished_s is not None for outcome in result.outcomes), "each slice was spent on starting"
 
 
 def test_a_newcomer_gets_the_next_slice() -> None:
