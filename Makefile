@@ -14,8 +14,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train a CNN and a GPT on 1, 2 and 3 workers and compare the digests
+demo: $(STAMP)  ## train on 1, 2 and 3 workers and on a cluster that is hurt on the way; compare the digests
 	$(BIN)/python -m examples.demo
+	$(BIN)/python -m examples.cluster_demo
 
 test: $(STAMP)  ## run the tests; PYTEST="-m slow" adds arguments
 	$(BIN)/python -m pytest -n 2 $(PYTEST)

@@ -90,9 +90,13 @@ class Demo:
         """Start the controller; returns the address that opens its pages."""
         command = [sys.executable, "-m", "melodeon", "serve", "--json", "--state", str(self.state)]
         command += ["--devices", str(DEVICES), "--root", str(JOBS), "--port", str(port)]
-        self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, cwd=self.folder)
+        # A session of its own: Ctrl-C is for the demo, which then ends the jobs through it.
+        self.server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self.log, cwd=self.folder, start_new_session=True
+        )
         assert self.server.stdout is not None
-        line = self.server.stdout.readline()
+        with self.server.stdout as said:  # it says one line, once it answers
+            line = said.readline()
         if not line:
             tail = (self.folder / "serve.log").read_text(errors="replace").strip().splitlines()[-3:]
             raise MelodeonError(f"`melodeon serve` ended with exit code {self.server.wait()}: {' '.join(tail)}")
@@ -169,14 +173,14 @@ def disturb(demo: Demo, jobs: Sequence[Planned]) -> None:
     for planned in jobs:
         if planned.known:
             demo.submit(planned)
-    before = {job: demo.cluster.job(job).step for _, _, job in demo.submitted}
+    before = {job: demo.cluster.job(job).incarnation for _, _, job in demo.submitted}
     port = demo.kill_controller()
     demo.say("killed the controller (SIGKILL); its jobs go on")
     demo.serve(port)
     found = {job: demo.cluster.job(job) for job in before}
     alive = [job for job, info in found.items() if info.phase not in OVER]
-    further = sum(info.step for info in found.values()) - sum(before.values())
-    demo.say(f"the controller is back: {len(alive)} jobs to finish, {further} steps further than when it was killed")
+    again = [job for job in alive if before[job] and found[job].incarnation != before[job]]
+    demo.say(f"the controller is back: {len(alive)} jobs to finish, {len(again)} of those that ran started again")
 
 
 def finish(demo: Demo) -> list[JobInfo]:

@@ -1,4 +1,7 @@
-"""Every seeded bug, of the protocol and of the running system, by `python -m tests.bugs`: exit 1 if one survives."""
+"""Every seeded bug, of the protocol and of the running system, by `python -m tests.bugs`: exit 1 if one survives.
+
+For some of them, name them to `python -m tests.coord.seeded_bugs` or `python -m tests.live.bugs`.
+"""
 
 import sys
 

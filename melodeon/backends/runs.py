@@ -13,15 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.local import Event, OnEvent, OnOutput, run_local
 from melodeon.backends.outcome import Outcome
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
+
+if TYPE_CHECKING:
+    from melodeon.backends.elastic import Elastic
+
+# What an elastic job needs is imported on use: this module is read by every `melodeon --help`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class Request:
     """What the person typed, for the record."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to every worker's environment, over what the level sets."""
-    elastic: Elastic | None = None
+    elastic: "Elastic | None" = None
     """How to run it as an elastic job; None: on a fixed number of workers, without agents."""
 
 
@@ -110,6 +113,10 @@ def _run(request: Request, launch: Launch, run_dir: Path, on_event: OnEvent, on_
     if request.elastic is None:
         launches = launches_for(launch, run_dir)
         return run_local(command, launches, run_dir, env=request.env, on_event=on_event, on_output=on_output)
+    import msgspec
+
+    from melodeon.backends.elastic import run_elastic
+
     elastic = replace(request.elastic, job=msgspec.structs.replace(request.elastic.job, job=run_dir.name))
     absolute = run_dir.resolve()
     told = replace(launch, elastic=True, run_dir=str(absolute), runs_root=str(absolute.parent))

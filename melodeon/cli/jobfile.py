@@ -98,6 +98,20 @@ def name_of(run: str) -> str:
     return kept.strip("-")[:40].strip("-") or "job"
 
 
+def flags_of(fields: Mapping[str, Any]) -> dict[str, object]:
+    """A job's file, as the service keeps it, as flags."""
+    made: dict[str, object] = dict(fields)
+    if "run" in made:
+        made["run"] = shlex.join(fields["run"])
+    if "env" in made:
+        made["env"] = [f"{name}={value}" for name, value in fields["env"].items()]
+    if "curve" in made:
+        made["curve"] = ",".join(f"{workers}:{rate:g}" for workers, rate in fields["curve"].items())
+    if "devices" in made:
+        made["devices"] = ",".join(fields["devices"])
+    return made
+
+
 def command_line(command: str, first: str | None, flags: Mapping[str, object], **changed: object) -> str:
     """The command with these flags, some of them changed, ready to be pasted."""
     words = ["melodeon", command, *([first] if first is not None else [])]

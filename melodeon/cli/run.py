@@ -10,19 +10,15 @@ from typing import Annotated
 
 import typer
 
-from melodeon.backends.elastic import Elastic
 from melodeon.backends.runs import Report, Request, perform
 from melodeon.cli.batches import read_curves, read_history
 from melodeon.cli.output import print_json
 from melodeon.cli.progress import choose
 from melodeon.cli.training import checked_launch, explain_failure
-from melodeon.coord.hybrid import HybridConfig
-from melodeon.coord.master_state import JobConfig
 from melodeon.core.assignment import Assignment
 from melodeon.core.determinism import DEFAULT
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
-from melodeon.core.spec import READERS
 
 
 def run(
@@ -58,6 +54,11 @@ def run(
 
     The result does not depend on --workers or --assignment, only the time does.
     """
+    from melodeon.backends.elastic import Elastic
+    from melodeon.coord.hybrid import HybridConfig
+    from melodeon.coord.master_state import JobConfig
+    from melodeon.core.spec import READERS
+
     counts = _counts(workers, assignment)
     is_elastic = not (static or record_ops or counts)
     _require_hybrid(hybrid, curves, possible=is_elastic and not batch_history)

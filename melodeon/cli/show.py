@@ -4,11 +4,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from melodeon.cli.cluster import ClusterJob, connect, print_value, say
+from melodeon.cli.cluster import ClusterJob, connect, print_value, say, say_next
 from melodeon.cli.job import Output, from_here, wants_json
 from melodeon.cli.output import print_titled
 from melodeon.cli.submit import deadline_text
 from melodeon.cli.times import clock
+from melodeon.cli.wait import submit_again
 from melodeon.core.text import plain
 from melodeon.viz.words import count, duration, number
 
@@ -35,7 +36,7 @@ def show(job: ClusterJob = "last", output: Output = "table") -> None:
     print()
     tell_story(story, now)
     print()
-    say("next", _next(info))
+    say_next(_next(info))
 
 
 def _tell(info: "JobInfo", now: float) -> None:
@@ -99,4 +100,4 @@ def _next(info: "JobInfo") -> str:
         return f"melodeon logs -f {info.id}"
     if info.phase.value in ("waiting", "cancelling"):
         return f"melodeon wait {info.id}"
-    return "melodeon submit FILE" if info.phase.value == "rejected" else f"melodeon logs {info.id}"
+    return submit_again(info) if info.phase.value == "rejected" else f"melodeon logs {info.id}"

@@ -85,7 +85,11 @@ def submit(
 
         if not as_json:
             tell(answer, again)
-        raise typer.Exit(wait_for(answer.job.id, None, as_json=as_json, quiet=as_json))
+
+        def retry(job: "JobInfo") -> str:
+            return next_try("submit", file, flags, job)
+
+        raise typer.Exit(wait_for(answer.job.id, None, as_json=as_json, quiet=as_json, retry=retry))
     if as_json:
         print_value(answer, next=again or answer.next)
     else:
@@ -131,6 +135,6 @@ def deadline_text(job: "JobInfo", now: float) -> str:
 def next_try(command: str, first: str | None, flags: Mapping[str, object], job: "JobInfo") -> str:
     """The command that would be accepted, as far as anybody knows."""
     if job.earliest_deadline_at is not None:
-        left = flag(max(0.0, job.earliest_deadline_at - time.time()))
-        return command_line(command, first, flags, deadline=left)
+        judged_at = job.finished_at or time.time()
+        return command_line(command, first, flags, deadline=flag(max(0.0, job.earliest_deadline_at - judged_at)))
     return command_line(command, first, flags, on_miss="soft") if job.goal == "hard" else "melodeon ps"

@@ -5,12 +5,15 @@ What happens meanwhile is told on stderr. A service that is started again on the
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from melodeon.cli.cluster import RESTART_S, ClusterJob, connect, print_value, say
+from melodeon.cli.cluster import RESTART_S, ClusterJob, connect, print_value, say, say_next
 from melodeon.cli.job import Output, from_here, wants_json
+from melodeon.cli.jobfile import flags_of
+from melodeon.cli.submit import next_try
 from melodeon.cli.times import clock
 from melodeon.core.errors import Cancelled, MelodeonError, Rejected, Unreachable, UsageError
 from melodeon.core.text import plain
@@ -42,8 +45,10 @@ def wait(
     raise typer.Exit(wait_for(job, timeout, as_json=as_json, quiet=quiet or as_json))
 
 
-def wait_for(name: str, timeout: str | None, *, as_json: bool, quiet: bool) -> int:
-    """Wait, tell how it ended, and return the exit code."""
+def wait_for(
+    name: str, timeout: str | None, *, as_json: bool, quiet: bool, retry: "Callable[[JobInfo], str] | None" = None
+) -> int:
+    """Wait, tell how it ended, and return the exit code; `retry` makes the command that would be accepted."""
     timeout_s = None if timeout is None else _seconds(timeout)
     with connect(RESTART_S) as cluster:
         info = cluster.job(name)
@@ -59,7 +64,7 @@ def wait_for(name: str, timeout: str | None, *, as_json: bool, quiet: bool) -> i
     if as_json:
         print_value(info)
     else:
-        tell_end(info)
+        tell_end(info, retry or submit_again)
     return CODES[info.phase.value]
 
 
@@ -88,7 +93,12 @@ def newest(cluster: "Cluster", job: str | None) -> int:
     return after
 
 
-def tell_end(info: "JobInfo") -> None:
+def submit_again(info: "JobInfo") -> str:
+    """The command that submits a rejected job so that it would be accepted."""
+    return next_try("submit", None, flags_of(info.spec), info)
+
+
+def tell_end(info: "JobInfo", retry: "Callable[[JobInfo], str]") -> None:
     """How a job ended, and what to look at."""
     took = duration((info.finished_at or time.time()) - info.submitted_at)
     steps = f", {number(info.step)} steps" if info.step else ""
@@ -98,7 +108,10 @@ def tell_end(info: "JobInfo") -> None:
         say("digest", info.digest)
     if info.run_dir:
         say("run", from_here(info.run_dir))
-    say("next", f"melodeon {'logs' if info.phase.value == 'failed' else 'show'} {info.id}")
+    if info.phase.value == "rejected":
+        say_next(retry(info))
+    else:
+        say("next", f"melodeon {'logs' if info.phase.value == 'failed' else 'show'} {info.id}")
 
 
 def _seconds(text: str) -> float:

@@ -26,6 +26,8 @@ def job_info(
     curve = _curve(job, state, world)
     count = sum(len(indices) for indices in held.values())
     rate = (seen.rates.get(count) if seen else None) or curve.get(str(count))
+    if not curve or not total:
+        planned_at = None  # played forward on a guess, which is good for decisions and not for people
     if planned_at is None and job.training and rate and total and not job.over:
         planned_at = now + max(0, total - step) / rate
     most = max((bounds(spec, world.cluster, kind, known)[1] for kind in types_of(spec, world.cluster)), default=1)

@@ -214,7 +214,6 @@ class Course:
         if self.batches.committed(self.beat.step) and self.group.rank == 0:
             self.batches.tell(self.journal)
         self.beat.advance()
-        self._stopped_in_pass = self.stopping and self._pass is not None
         if self.elastic is not None:
             self.elastic.boundary(loader.number)
         else:
@@ -224,6 +223,7 @@ class Course:
     def finish_boundary(self, number: int) -> None:
         """What a step's end asks of all workers together; done again if somebody is lost meanwhile."""
         loader = self.loaders[number]
+        self._stopped_in_pass = self.stopping and self._pass is not None  # here: some copy a step that others made
         self.metrics.boundary(self.beat.step)
         end_of_epoch = loader.cursor == loader.plan.cursor(self.epoch + 1)
         if end_of_epoch:

@@ -84,6 +84,20 @@ def test_a_rejected_job_says_the_command_that_is_accepted(cluster: Serving, melo
     assert cluster.controller.job("cnn-2").spec["env"] == {"A": "x y", "B": "2"}
 
 
+@pytest.mark.parametrize("command", ["show", "wait"])
+def test_a_rejected_job_can_be_submitted_again_from_what_is_known_of_it(
+    cluster: Serving, melodeon: Melodeon, command: str
+) -> None:
+    flags = ("--deadline", "90s", "--env", "A=x y", "--devices", "cpu", "--run", "train.py 'a b'", "--priority", "2")
+    melodeon("submit", "work/job.yaml", *flags)
+    said = melodeon(command, "cnn-1")[1].splitlines()[-1].removeprefix("next       ")
+    assert said.startswith("melodeon submit --name cnn --run ")
+    assert melodeon(*shlex.split(said)[1:])[0] == 0
+    first, second = (dict(cluster.controller.job(f"cnn-{number}").spec) for number in (1, 2))
+    assert (first.pop("deadline"), second.pop("deadline") > "4h") == ("90s", True)
+    assert first == second
+
+
 def test_a_dry_run_is_a_value_and_submits_nothing(cluster: Serving, melodeon: Melodeon) -> None:
     code, out, _ = melodeon("submit", "work/job.yaml", "--deadline", "2d", "--dry-run", "-o", "json")
     plan = json.loads(out)

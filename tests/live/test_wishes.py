@@ -1,12 +1,14 @@
 """What a controller wishes of a job: on which slots it is, when it ends, and that it can go on later."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from melodeon.core.errors import UsageError
-from tests.live.system import System, undisturbed
+from tests.live.bugs import HOOK
+from tests.live.system import ROOT, System, undisturbed
 
 EPOCHS = ("--epochs", "6")  # 150 steps
 PACE = ("--pace", "0.01")
@@ -96,17 +98,42 @@ def test_an_aim_ends_the_job_after_one_step_whoever_trains(
     assert json.loads((tmp_path / "job" / "run.json").read_text())["status"] == "done"
 
 
+@pytest.mark.parametrize("limit", ["until", "max_steps"])
 @pytest.mark.parametrize("where", ["step.header=kill@{}/1", "step.update=kill@{}/0", "step.committed=kill@{}/1"])
 def test_a_worker_that_dies_in_the_last_step_changes_nothing(
-    where: str, tmp_path: Path, expected: dict[int, str], known: dict[int, float]
+    where: str, limit: str, tmp_path: Path, expected: dict[int, str], known: dict[int, float]
 ) -> None:
     last = min(step for step in known if step > 3 and known[step] == min(known[s] for s in range(1, step + 1)))
     env = {"MELODEON_FAILPOINTS": where.format(last)}
-    aim = {"until": f"loss <= {known[last]!r}"}
-    with System(tmp_path, "job", *EPOCHS, workers=3, env=env, launch=aim) as system:
+    wish = {"until": f"loss <= {known[last]!r}", "max_steps": last}
+    with System(tmp_path, "job", *EPOCHS, workers=3, env=env, launch={limit: wish[limit]}) as system:
         receipt = system.well().receipt()
         assert receipt == {step: digest for step, digest in expected.items() if step <= last}
         assert [event["exit_code"] for event in system.events("worker_gone")].count(-9) == 1
+
+
+HEADER = "            header = self._engine.finish(self.step, finite=finite, skip=self._skip, signals=signals)\n"
+MISSED = """\
+            launch = __import__("melodeon.core.launch", fromlist=["Launch"]).Launch
+            if self.step == {} and launch.from_env(__import__("os").environ).worker_number == 1:
+                raise WorkerLost("worker 1 has not heard that the step is agreed")
+"""
+
+
+@pytest.mark.parametrize("limit", ["until", "max_steps"])
+def test_a_worker_that_copies_the_last_step_ends_as_the_others_do(
+    limit: str, tmp_path: Path, expected: dict[int, str], known: dict[int, float]
+) -> None:
+    last = min(step for step in known if step > 3 and known[step] == min(known[s] for s in range(1, step + 1)))
+    wish = {"until": f"loss <= {known[last]!r}", "max_steps": last}
+    missed = {"module": "melodeon.runtime.beat", "old": HEADER, "new": HEADER + MISSED.format(last - 1)}
+    path = os.pathsep.join(map(str, [HOOK, ROOT]))
+    env = {"PYTHONPATH": path, "MELODEON_SEEDED_BUG": json.dumps(missed)}
+    with System(tmp_path, "job", *EPOCHS, workers=3, env=env, launch={limit: wish[limit]}) as system:
+        receipt = system.well().receipt()
+        assert receipt == {step: digest for step, digest in expected.items() if step <= last}
+        assert system.events("end")[-1]["digest"] == expected[last]
+        assert len(system.events("view")) == 2
 
 
 def test_a_script_without_checkpoints_is_stopped_and_goes_on_elsewhere(

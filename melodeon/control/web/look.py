@@ -42,7 +42,7 @@ def deadlines(controller: Controller) -> list[Deadline]:
     """Of all jobs that are not over."""
     planned = controller.engine.planned
     return [
-        Deadline(job=job.id, deadline_at=job.deadline_at, planned_at=planned.get(job.id))
+        Deadline(job=job.id, deadline_at=job.deadline_at, planned_at=planned.get(job.id) if job.judged_at else None)
         for job in controller.engine.state.live.values()
         if job.deadline_at is not None and not job.over
     ]

@@ -94,7 +94,14 @@ class Site:
     def render(self, request: Request, name: str, **values: Any) -> Response:
         """A page or a part of one."""
         now = self.now
-        told = {"user": self.user(request), "now": now, "zone": words.zone(now)[0], "said": None, "stream_job": ""}
+        told = {
+            "user": self.user(request),
+            "now": now,
+            "zone": words.zone(now)[0],
+            "seq": self.controller.engine.seq,
+            "said": None,
+            "stream_job": "",
+        }
         return HTMLResponse(templates().get_template(name).render(told | values))
 
     def say(self, said: Said) -> Response:

@@ -92,7 +92,8 @@ def _finish(job: JobInfo, now: float) -> tuple[float | None, str, str]:
     """When it ends or ended, what that means for its deadline, and how to colour it."""
     if job.phase is Phase.REJECTED:
         earliest = job.earliest_deadline_at
-        return None, "" if earliest is None else f"{length(max(0.0, earliest - job.submitted_at))} would be accepted", "bad"
+        enough = "" if earliest is None else f"{length(max(0.0, earliest - job.submitted_at))} would be accepted"
+        return None, enough, "bad"
     at = job.finished_at if job.phase in OVER else job.planned_finish_at
     if job.phase in (Phase.FAILED, Phase.CANCELLED):
         return at, "", "bad" if job.phase is Phase.FAILED else ""

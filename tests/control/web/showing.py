@@ -91,8 +91,8 @@ def find_chromium() -> tuple[str, str]:
         subprocess.run(["apt-get", "update"], env=environment, capture_output=True, timeout=100)
         subprocess.run(install, env=environment, capture_output=True, timeout=300)
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    assert browser and driver, "these tests need a browser: apt-get install chromium chromium-driver"
-    return browser, driver
+    assert None not in (browser, driver), "these tests need a browser: apt-get install chromium chromium-driver"
+    return str(browser), str(driver)
 
 
 class Browser:
@@ -133,6 +133,16 @@ class Browser:
     def one(self, selector: str) -> WebElement:
         return eventually(lambda: self.all(selector))[0]
 
+    def click(self, selector: str) -> None:
+        """Found and clicked in one go, for the same reason as in `text`."""
+        self.until("document.querySelector(arguments[0]) !== null", selector)
+        self.driver.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+    def type(self, selector: str, text: str) -> None:
+        """Into a field, which is left alone from the moment that somebody is in it."""
+        self.until("(e => { e?.focus(); return e !== null })(document.querySelector(arguments[0]))", selector)
+        self.driver.switch_to.active_element.send_keys(text)
+
     def text(self, selector: str) -> str:
         """The text of the first that fits; read in one go, since parts of a page are replaced while one looks."""
         found = self.driver.execute_script(
@@ -140,9 +150,9 @@ class Browser:
         )
         return str(found)
 
-    def until(self, script: str, *, within_s: float = WAIT_S) -> Any:
+    def until(self, script: str, *values: object, within_s: float = WAIT_S) -> Any:
         """What a script returns, once it is something."""
-        return eventually(lambda: self.driver.execute_script(f"return {script}"), within_s=within_s)
+        return eventually(lambda: self.driver.execute_script(f"return {script}", *values), within_s=within_s)
 
     def complaints(self) -> list[str]:
         """What the browser's console says of errors since the last look."""

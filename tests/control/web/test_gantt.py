@@ -1,4 +1,4 @@
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +14,14 @@ def devices(*numbers: int) -> tuple[Device, ...]:
     return tuple(Device(node=f"node{number // 4}", index=number % 4, type="cpu") for number in numbers)
 
 
-def drawn(spans: list[Span], since: float = NOW - 100, until: float = NOW, width: int = 960) -> ElementTree.Element:
+def drawn(spans: list[Span], since: float = NOW - 100, until: float = NOW, width: int = 960) -> ET.Element:
     line = Timeline(since=since, until=until, spans=tuple(spans), capacity=8)
-    return ElementTree.fromstring(gantt(line, NODES, now=NOW, first=NOW - 500, width=width))
+    return ET.fromstring(gantt(line, NODES, now=NOW, first=NOW - 500, width=width))
 
 
 def test_a_box_for_each_run_of_devices() -> None:
     svg = drawn([Span(job="cnn-3", devices=devices(0, 1, 3, 4), began_at=NOW - 50, why="it is due first")])
-    (box,) = [part for part in svg.iter("a")]
+    (box,) = svg.iter("a")
     assert box.get("href") == "/jobs/cnn-3"
     assert "c3" in box.get("class", "")
     first, second = box.findall("rect")  # 0-1, and 3-4 across the nodes
@@ -36,7 +36,7 @@ def test_what_a_job_says_is_text() -> None:
     hostile = "</title><script>alert(1)</script>\u202e'\""
     svg = drawn([Span(job='x"><script>', devices=devices(0), began_at=NOW - 50, ended_at=NOW - 1, why=hostile)])
     assert [part.tag for part in svg.iter("script")] == []
-    (box,) = [part for part in svg.iter("a")]
+    (box,) = svg.iter("a")
     assert "<script>alert(1)</script>" in box.findtext("title", "")
     assert "\u202e" not in box.findtext("title", ""), "nothing that turns the rest around"
 

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from melodeon.control.web.words import colour_of
 from tests.control.web.showing import HOSTILE, Browser, Showing, eventually
 
-pytestmark = pytest.mark.timeout(400)  # the first may have to install the browser
+pytestmark = [
+    pytest.mark.timeout(400),  # the first may have to install the browser
+    pytest.mark.xdist_group("browser"),  # one browser is enough for a small machine
+]
 
 
 @pytest.fixture
@@ -31,6 +33,7 @@ def pictures(browser: Browser, folder: Path, name: str) -> None:
     browser.width(400)
     wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
     assert browser.driver.execute_script(f"return {wide}"), f"{name} must be moved sideways on a small screen"
+    browser.until("(e => !e || e.width.baseVal.value <= 400)(document.querySelector('#gantt svg'))")  # drawn anew
     browser.picture(folder / f"{name}-400.png")
     browser.width(1280)
     browser.scheme("light")
@@ -68,7 +71,7 @@ def test_the_walk(service: Showing, walker: Browser, tmp_path: Path) -> None:
     walker.one("#policy").send_keys("fifo")
     file = f"name: extra\nrun: train.py\nworkdir: {service.work}\nsteps: 400\ndeadline: 10m\ncurve: {{1: 20, 2: 38}}"
     walker.one("#job").send_keys(file)
-    walker.one("#play").click()
+    walker.click("#play")
     walker.until("document.querySelector('#result table.cards') !== null")
     assert "extra-new" in walker.text("#result")
     assert first in walker.text("#result")
@@ -109,7 +112,7 @@ def test_the_chart_is_zoomed_and_moved(service: Showing, walker: Browser) -> Non
         "dispatchEvent(new PointerEvent('pointerup', {...o, clientX: 900}));"
     )
     walker.until(f"{since} !== {left}")
-    walker.one("[data-do=now]").click()
+    walker.click("[data-do=now]")
     walker.until(f"document.querySelector('#gantt a.box[href=\"/jobs/{job}\"]') !== null")
     walker.driver.execute_script(
         "const b = document.querySelector('#gantt a.box rect');"
@@ -118,8 +121,8 @@ def test_the_chart_is_zoomed_and_moved(service: Showing, walker: Browser) -> Non
     assert " worker" in walker.text("#tip")
     assert walker.complaints() == []
     walker.open(f"{service.url}/jobs/{job}")
-    walker.one("details.sure summary").click()
-    walker.one("#cancel").click()
+    walker.click("details.sure summary")
+    walker.click("#cancel")
     walker.until("document.getElementById('said').textContent.includes('cancel')")
     walker.until("document.querySelector('#facts .phase')?.textContent === 'cancelled'")
     walker.until("document.querySelector('#actions .actions') === null")
@@ -144,22 +147,21 @@ def test_forms_answer_on_the_page(service: Showing, walker: Browser) -> None:
     job = service.submit("formed", 50_000)
     walker.open(f"{service.url}/jobs/{job}")
     walker.until("document.getElementById('stream').dataset.state === 'on'")
-    walker.one("#workers").send_keys("1")
-    walker.one("#set-workers").click()
+    walker.type("#workers", "1")
+    walker.click("#set-workers")
     walker.until("document.getElementById('said').textContent.includes('fixed at 1')")
     walker.until("document.getElementById('facts').textContent.includes('fixed at 1')")
-    deadline = walker.one("#deadline")
-    deadline.send_keys("nonsense" + Keys.ENTER)
+    walker.type("#deadline", "nonsense" + Keys.ENTER)
     walker.until("document.querySelector('#said .bad')?.textContent.includes('nonsense')")
     complaints = walker.complaints()
     assert all("422" in text for text in complaints), complaints
     walker.open(f"{service.url}/cluster")
-    walker.one("#drain-node001").click()
+    walker.click("#drain-node001")
     walker.until("document.getElementById('drain-node001').textContent === 'Use again'")
-    walker.one("#drain-node001").click()
+    walker.click("#drain-node001")
     walker.until("document.getElementById('drain-node001').textContent === 'Drain'")
-    walker.one("#sign-out").click()
+    walker.click("#sign-out")
     walker.until("document.getElementById('token') !== null")
-    walker.driver.find_element(By.ID, "token").send_keys("wrong" + Keys.ENTER)
+    walker.type("#token", "wrong" + Keys.ENTER)
     walker.until("document.querySelector('.said.bad') !== null")
     service.do(service.controller.cancel(job, user="root"))

@@ -107,12 +107,10 @@ class Checks:
                 self.asked.add(record.values["id"])
             if self.world.tracing:
                 self.world.trace(f"master: {record.kind} {record.values}")
-        if state.switch is not None:
-            self._placed(state.switch.ask, state)
+        self.loaded(state)
         for answer in outcome.answers:
             if answer.ok:
                 self._placed(answer.id, state)
-        self.loaded(state)
 
     def _placed(self, name: str, state: MasterState) -> None:
         """A wish for slots counts as fulfilled when workers are there and nowhere else; losses may follow."""
@@ -129,6 +127,8 @@ class Checks:
         """A stored state counts: its view, who is gone by it, and its orders under the term of whoever holds it."""
         if state.view is not None:
             self._view_stored(state.view)
+        if state.switch is not None:
+            self._placed(state.switch.ask, state)
         taken = [(info.agent, info.slot) for info in state.workers.values() if info.phase is not Phase.GONE]
         self.expect(len(set(taken)) == len(taken), "a slot has one worker", str(sorted(taken)))
         for number in range(state.next_worker):

@@ -20,9 +20,14 @@
 
   function open() {
     if (source || document.hidden) return;
-    const job = body.dataset.job;
-    source = new EventSource("/api/v1/stream" + (job ? "?job=" + encodeURIComponent(job) : ""));
-    source.onopen = () => { state("on", "live"); news(); };
+    const query = new URLSearchParams();
+    if (body.dataset.job) query.set("job", body.dataset.job);
+    // From where the page was made; later on, what was missed is looked at in one go.
+    const fresh = body.dataset.seq !== undefined;
+    if (fresh) query.set("after", body.dataset.seq);
+    delete body.dataset.seq;
+    source = new EventSource("/api/v1/stream?" + query);
+    source.onopen = () => { state("on", "live"); if (!fresh) news(); };
     source.onmessage = news;
     source.onerror = () => {
       state("lost", "reconnecting");
@@ -66,6 +71,12 @@
     const asking = target.querySelector("details[open]");
     if (before.get(target) === serverResponse || typing || copying || asking) event.detail.shouldSwap = false;
     else before.set(target, serverResponse);
+  });
+
+  // A question that was answered is closed, so that what it stands in may change again.
+  body.addEventListener("htmx:beforeRequest", (event) => {
+    const { elt, requestConfig } = event.detail, asked = elt.closest("details");
+    if (asked && requestConfig.verb === "post") asked.open = false;
   });
 
   open();
