@@ -279,7 +279,7 @@ def _until(name: str, value: object) -> str:
         limit = float("nan")
     if not isfinite(limit):
         raise UsageError(f"{name}: {match['value']!r} is no number: write one, such as `loss < 0.1`")
-    return f"{match['metric']} {match['relation']} {limit:g}"
+    return f"{match['metric']} {match['relation']} {limit!r}"
 
 
 def _curve(name: str, value: object) -> dict[int, float]:
