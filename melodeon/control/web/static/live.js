@@ -4,7 +4,7 @@
 (() => {
   const NEWS_MS = 700, TICK_MS = 2000, AGAIN_MS = 3000;
   const body = document.body, shown = document.getElementById("stream");
-  let source = null, ticking = 0, waiting = 0, last = 0;
+  let source = null, ticking = 0, waiting = 0, last = 0, owed = false;
 
   const say = (name) => body.dispatchEvent(new CustomEvent(name, { bubbles: true }));
   const state = (name, text) => {
@@ -33,7 +33,13 @@
       state("lost", "reconnecting");
       if (source && source.readyState === EventSource.CLOSED) { close(); setTimeout(knock, AGAIN_MS); }
     };
-    ticking = setInterval(() => { if (shown && shown.dataset.state === "on") say("tick"); }, TICK_MS);
+    ticking = setInterval(tick, TICK_MS);
+  }
+
+  function tick() {
+    if (!shown || shown.dataset.state !== "on") return;
+    if (owed) news(); else say("tick");
+    owed = false;
   }
 
   function close() {
@@ -69,7 +75,8 @@
     const typing = active && target.contains(active) && active.matches("input, select, textarea");
     const copying = marked && !marked.isCollapsed && target.contains(marked.anchorNode);
     const asking = target.querySelector("details[open]");
-    if (before.get(target) === serverResponse || typing || copying || asking) event.detail.shouldSwap = false;
+    if (before.get(target) === serverResponse) event.detail.shouldSwap = false;
+    else if (typing || copying || asking) { event.detail.shouldSwap = false; owed = true; }
     else before.set(target, serverResponse);
   });
 
