@@ -33,7 +33,8 @@ def start(turn: Turn) -> None:
     waited = turn.due("agents", config.agents_s)
     if state.owed and (agents >= config.agents or waited):
         free = len(find_room(state, state.owed))
-        if free >= state.owed or (waited and free and state.generation):
+        some = free or any(alive(state, worker) for worker in state.workers)
+        if free >= state.owed or (waited and some and state.generation):  # started before: fewer are better than none
             state.owed = 0 if free >= state.owed else state.owed - free
             start_workers(turn, free)
             if state.owed:

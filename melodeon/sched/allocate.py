@@ -169,7 +169,7 @@ def _given(
     if before is not None and before.told == told:
         share = before.share
     else:
-        why = _why(workers, outlook.promised, step[5] if step else 0.0, late)
+        why = _why(workers, outlook.promised, late=late, has_deadline=ask.deadline_s < INFINITE)
         share = Share(ask.job, ((kind, workers),) if workers else (), why, pinned)
     return Given(outlook, step, told, share, wake_s)
 
@@ -224,11 +224,12 @@ def _stretch(profile: Profile, ask: Ask, plan: Reservation, grid: Grid, level: i
     return stretched
 
 
-def _why(workers: int, promised: int, value: float, late: bool) -> str:
+def _why(workers: int, promised: int, *, late: bool, has_deadline: bool) -> str:
     if late:
         return f"{workers} left after the promises; its own deadline can no longer be met"
     if not promised:
-        return f"{workers} free now, at a marginal return of {value:.2f}; its promise starts later"
+        spare = f"{workers} that no deadline needs now"
+        return f"{spare}; its own would have let it wait" if has_deadline else spare
     if workers == promised:
         return f"{promised} promised so that it meets its deadline"
-    return f"{promised} promised so that it meets its deadline, {workers - promised} more at a return of {value:.2f}"
+    return f"{promised} promised so that it meets its deadline, {workers - promised} more that no deadline needs now"
