@@ -12,6 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -66,7 +67,8 @@ class Elastic:
     def signals(self) -> Signals:
         """What this worker has heard, for the step's header."""
         failpoint("step.header")
-        return self._views.signals()
+        signals = self._views.signals()
+        return replace(signals, leaving=False) if self._course.metrics.quiet else signals
 
     @property
     def stopping(self) -> bool:

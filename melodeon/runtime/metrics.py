@@ -29,12 +29,15 @@ class Metrics:
         self._values: dict[int, dict[str, dict[int, tuple[float, torch.Tensor | float]]]] = {}
         self._epochs: dict[int, int] = {}
         self.latest: Mapping[str, float | int] = {}
+        self._passed = self._used = False
+        """Whether a step has passed here, and whether anything was ever said."""
 
     def add(
         self, step: int, epoch: int, rank: int, weight: float, values: Mapping[str, torch.Tensor | float | None]
     ) -> None:
         """What virtual worker `rank` says in `step`; None says nothing; a second value replaces the first."""
         self._epochs[step] = epoch
+        self._used = True
         for name, value in values.items():
             if value is not None:
                 kept = _number(name, value)
@@ -45,12 +48,18 @@ class Metrics:
         found = self._values.get(step, {}).get(name, {})
         return {rank: (weight, float(value)) for rank, (weight, value) in found.items()}
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody here says anything: a script that logs does so in every step."""
+        return self._passed and not self._used
+
     def forget(self, step: int) -> None:
         """Drop what was said in a step that is not finished."""
         self._values.pop(step, None)
 
     def boundary(self, steps_done: int) -> None:
         """A step is finished: exchange if it is time."""
+        self._passed = True
         if steps_done % self._every == 0:
             self.flush()
 

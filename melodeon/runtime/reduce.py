@@ -35,7 +35,7 @@ class Signals:
     stop: bool = False
     """Whether it, or anybody, has heard that the job is to stop."""
     leaving: bool = False
-    """Whether it, or anybody, has no seat in the generation that it is armed for."""
+    """Whether it, or anybody, has no seat in the generation that it is armed for, and may have values to tell first."""
 
 
 NO_SIGNALS = Signals()

@@ -51,6 +51,16 @@ def test_rows_are_the_same_on_every_split(split: tuple[range, ...]) -> None:
     ]
 
 
+def test_a_script_is_quiet_only_after_a_whole_step_without_a_word() -> None:
+    metrics = Metrics(Group(0, 1), 2, 1, lambda _: None)
+    assert not metrics.quiet  # it may log at the end of its first step
+    metrics.boundary(1)
+    assert metrics.quiet
+    metrics.add(1, 0, 0, 1.0, {"loss": 1.0})
+    metrics.boundary(2)
+    assert not metrics.quiet
+
+
 def test_a_value_is_kept_as_it_was_logged() -> None:
     rows: list[Row] = []
     metrics = Metrics(Group(0, 1), 1, 1, rows.append)
