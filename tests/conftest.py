@@ -5,6 +5,7 @@ start processes of their own.
 """
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import settings
@@ -15,6 +16,9 @@ os.environ.update(level_env("D1", threads=1))
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 # Scripts that tests start find this checkout, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that is started from here; tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples are drawn from a fixed seed: a failure here is a failure everywhere. No deadline: the machine is shared.
 settings.register_profile("melodeon", deadline=None, derandomize=True, max_examples=100)
