@@ -158,7 +158,8 @@ def test_a_wish_survives_the_death_of_an_agent(tmp_path: Path) -> None:
             await asyncio.wait([placing], timeout=0.3)  # it has been said, and nobody answers
             os.kill(agent, signal.SIGKILL)
             await placing
-            await watcher.until(lambda seen: len(seen.slots["node000"]) == 2)
+            seen = await watcher.until(lambda seen: len(seen.slots["node000"]) == 2)
+            assert seen.slots == {"node000": (0, 1)}
 
     asyncio.run(scenario())
 

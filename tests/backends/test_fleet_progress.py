@@ -93,9 +93,11 @@ def test_a_job_is_over_when_its_master_says_so() -> None:
 
 @given(kind=st.sampled_from(KINDS), values=st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=5))
 def test_no_event_stops_the_reader(kind: str, values: dict[str, object]) -> None:
-    fold({"kind": kind, **values}, values, [values])
-    fold(status=values)
-    fold(status={"workers": [values], **values})
+    started = {"kind": "worker_started", "worker": 7, "agent": "node0", "slot": 3}
+    told = fold({"kind": kind, **values}, values, [values], started)
+    assert 1 in told.slots.get("b", ()), "what comes after is read"
+    for status in (values, {"workers": [values], **values}):
+        assert fold(status=status).ended is None, "a status alone ends nothing"
 
 
 @given(st.binary(max_size=60))
@@ -103,3 +105,5 @@ def test_no_bytes_stop_the_reader(data: bytes) -> None:
     progress = Progress(SlotMap({"a": 1}, {}), cuda=False)
     progress.lines(data)
     progress.lines(b"[" * 100_000)
+    progress.lines(b'{"kind": "end", "outcome": "done"}')
+    assert progress.is_over, "what comes after is read"

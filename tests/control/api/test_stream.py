@@ -252,6 +252,8 @@ def test_a_quiet_stream_says_that_it_is_there() -> None:
         await reader.until("self.body.count(b': still here') >= 3")
         hub.close()
         await reader.task
+        assert reader.body.count(b": still here") >= 3
+        assert not reader.seqs
 
     run(test)
 
