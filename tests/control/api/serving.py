@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import socket
 import threading
 import traceback
 from collections.abc import Coroutine, Iterator, Mapping
@@ -30,6 +31,18 @@ CURVE = {"1": 2.0, "2": 3.8, "4": 7.0}
 START_S = 20.0
 
 
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
 class StrictFleet(FakeFleet):
     """Refuses marks of logs that it has not given, as fleets with files do."""
 
@@ -52,7 +65,7 @@ class Serving:
         self.devices, self.quota, self.port = devices, quota or Quota(), port
         self.fleet = StrictFleet()
         self.controller: Controller
-        self.server: uvicorn.Server
+        self.server: _Server
         self.hub: Hub
         self._loop: asyncio.AbstractEventLoop
         self._ready = threading.Event()
@@ -97,11 +110,10 @@ class Serving:
         config = uvicorn.Config(
             app, port=self.port, lifespan="off", ws="none", log_level="critical", timeout_graceful_shutdown=2
         )
-        self.server = uvicorn.Server(config)
+        self.server = _Server(config)
         deciding = self._loop.create_task(self.controller.run())
         serving = self._loop.create_task(self.server.serve())
-        while not self.server.started:
-            await asyncio.sleep(0.01)
+        await asyncio.wait({asyncio.ensure_future(self.server.up.wait()), serving}, return_when=asyncio.FIRST_COMPLETED)
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         self._ready.set()
         await asyncio.wait({serving, deciding}, return_when=asyncio.FIRST_COMPLETED)
