@@ -141,7 +141,7 @@ class Transport:
         """Try, and try again with growing pauses until patience has run out."""
         until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
         while True:
-            patience = Patience(until)
+            patience = Patience(over=time.monotonic() >= until)
             yield patience
             if patience.over:
                 return
@@ -194,16 +194,11 @@ class Transport:
         return found.token() if found is not None and found.url.rstrip("/") == url else None
 
 
-class Patience:
+class Patience(msgspec.Struct, frozen=True):
     """How long there is left to try."""
 
-    def __init__(self, until: float) -> None:
-        self._until = until
-
-    @property
-    def over(self) -> bool:
-        """Whether this was the last attempt."""
-        return time.monotonic() >= self._until
+    over: bool
+    """Whether this is the last attempt."""
 
 
 def checked_url(text: str) -> str:

@@ -1,4 +1,5 @@
 import inspect
+import itertools
 import os
 import re
 import select
@@ -224,6 +225,18 @@ def test_nobody_there_is_unreachable() -> None:
     assert time.monotonic() - began < 10
     with pytest.raises(Unreachable, match="melodeon serve"):
         Cluster().overview()
+
+
+@pytest.mark.parametrize("tick_s", [0.015, 0.02, 0.03, 0.05, 0.1])
+def test_patience_that_ends_in_the_middle_of_an_attempt_is_unreachable(
+    tick_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    clock = itertools.count()
+    monkeypatch.setattr("melodeon.client.transport.time.monotonic", lambda: next(clock) * tick_s)
+    with pytest.raises(Unreachable, match="does not answer"):
+        Cluster(f"http://127.0.0.1:{port}", "x" * 20, patience_s=0.1).overview()
 
 
 def test_it_is_found_by_variables(service: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ Never a token, a query or a body. The file is only ever added to; a full one is 
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,8 @@ import msgspec
 LARGEST = 64 << 20
 """Bytes after which the file is set aside as `.1`."""
 STRANGERS_S = 1.0
-"""Of requests without a token, one in so many seconds is noted, with how many there were: they must not fill a disk."""
+"""Of requests without a token, one of each status in so many seconds is noted, with how many there were: they must not
+fill a disk."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,17 +38,18 @@ class Audit:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._strangers, self._told_at = 0, 0.0
+        self._strangers: Counter[int] = Counter()
+        self._told_at: dict[int, float] = {}
 
     def note(self, *, user: str | None, what: str, job: str | None, status: int, client: str) -> None:
         """Add a line."""
         times = 1
         if user is None:
-            self._strangers += 1
+            self._strangers[status] += 1
             now = time.monotonic()
-            if now - self._told_at < STRANGERS_S:
+            if now - self._told_at.get(status, -STRANGERS_S) < STRANGERS_S:
                 return
-            times, self._strangers, self._told_at = self._strangers, 0, now
+            times, self._told_at[status] = self._strangers.pop(status), now
         line = Line(
             at=round(time.time(), 3),
             user=user,

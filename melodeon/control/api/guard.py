@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import socket
 import time
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -99,7 +99,7 @@ class Guard:
         if scope["type"] != "http":
             return
         began = time.perf_counter()
-        answer = _Answer(scope, send)
+        answer = _Answer(scope, send, self._note)
         try:
             await self._enter(scope, receive, answer)
         except Exception:
@@ -107,7 +107,6 @@ class Guard:
             if not answer.status:
                 refusal = problem(500, "the service has made a mistake, and its log says which", 1)
                 await refusal(scope, receive, answer)
-        self._note(scope, answer.status)
         self._requests.note(scope, answer.status, time.perf_counter() - began)
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -217,11 +216,12 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class _Answer:
-    """The way out: adds headers, remembers the status."""
+    """The way out: adds headers, remembers the status, and lets nothing out that has not been noted."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, note: Callable[[Scope, int], None]) -> None:
         self.status = 0
-        self._send, self._is_static = send, scope["path"].startswith("/static/")
+        self._scope, self._send, self._note = scope, send, note
+        self._is_static = scope["path"].startswith("/static/")
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -231,4 +231,5 @@ class _Answer:
                 headers.setdefault(name, value)
             if not self._is_static:
                 headers.setdefault("cache-control", "no-store")
+            self._note(self._scope, self.status)
         await self._send(message)

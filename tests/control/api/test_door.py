@@ -5,11 +5,13 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
+from melodeon.control.api.audit import Audit
 from melodeon.control.api.guard import LARGEST_BODY, Hosts, host_of
 from tests.control.api.serving import ANN, TOKEN, Serving
 
@@ -327,6 +329,17 @@ def test_what_was_done_is_written_down(service: Serving) -> None:
     assert all(line["from"] == "127.0.0.1" for line in lines)
     assert ANN not in path.read_text()
     assert TOKEN not in path.read_text()
+
+
+def test_strangers_are_counted_by_how_they_were_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("melodeon.control.api.audit.STRANGERS_S", 1e6)
+    log = Audit(tmp_path / "audit.jsonl")
+    for status in (421, 401, 401, 421):
+        log.note(user=None, what="GET '/'", job=None, status=status, client="127.0.0.1")
+    monkeypatch.setattr("melodeon.control.api.audit.STRANGERS_S", 0.0)
+    log.note(user=None, what="GET '/'", job=None, status=401, client="127.0.0.1")
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [(line["status"], line.get("times", 1)) for line in lines] == [(421, 1), (401, 1), (401, 2)]
 
 
 def test_answers_are_one_shape(service: Serving) -> None:
