@@ -10,11 +10,10 @@ import itertools
 import re
 import uuid
 from collections.abc import AsyncGenerator
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
+from melodeon.coord.closing import Closing
 from melodeon.coord.embedded_values import (
     FROM_SERVER,
     Delete,
@@ -74,7 +73,7 @@ class _Watch:
         self.news: asyncio.Queue[tuple[Change, ...] | StoreError | None] = asyncio.Queue()
 
 
-class EmbeddedStore:
+class EmbeddedStore(Closing):
     """A client of an `EmbeddedServer` at `unix:PATH` or `tcp:HOST:PORT`. Belongs to one event loop."""
 
     def __init__(self, address: str, *, token: str = "", patience_s: float = 10.0, beat_s: float = 1.0) -> None:
@@ -157,14 +156,6 @@ class EmbeddedStore:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
         self._fail(StoreUnreachable(f"the client of the store at {self.address} was closed"))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # -- requests
 

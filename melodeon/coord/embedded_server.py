@@ -10,11 +10,10 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
+from melodeon.coord.closing import Closing
 from melodeon.coord.embedded_data import Commit, Data
 from melodeon.coord.embedded_values import (
     PROTOCOL,
@@ -66,7 +65,7 @@ class _Link:
             self.writer.write(data)
 
 
-class EmbeddedServer:
+class EmbeddedServer(Closing):
     """Serves one store on any number of Unix and TCP sockets."""
 
     def __init__(
@@ -133,14 +132,6 @@ class EmbeddedServer:
         for path in self._paths:
             path.unlink(missing_ok=True)
         self._servers, self._paths, self._timer = [], [], None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def snapshot(self) -> bytes:
         """The whole content, for another server to begin with."""

@@ -12,13 +12,13 @@ import secrets
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import msgspec
 
 from melodeon.coord import etcd_gateway as gateway
+from melodeon.coord.closing import Closing
 from melodeon.coord.store import (
     Change,
     Compacted,
@@ -66,7 +66,7 @@ class _Marker(NamedTuple):
     renew_at: float = 0.0
 
 
-class EtcdStore:
+class EtcdStore(Closing):
     """A client of etcd 3.4 or later at `etcd://HOST:PORT[,HOST:PORT...]`. Belongs to one event loop."""
 
     def __init__(
@@ -292,14 +292,6 @@ class EtcdStore:
                 news.get_nowait()
             news.put_nowait(None)
         await self._gateway.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._patience_s
