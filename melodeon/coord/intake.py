@@ -76,19 +76,22 @@ def lose_agent(turn: Turn, agent: str) -> None:
         return
     info.lost = True
     turn.record("agent_lost", agent=agent)
+    untouched = turn.state.phase is JobPhase.STARTING and not turn.state.generation
+    if untouched:
+        turn.calm("agents")  # it may come back, and is waited for as it was at first
     for worker in list(turn.state.workers.values()):
         if worker.agent == agent:
-            lose(turn, worker, f"its agent {agent} was lost")
+            lose(turn, worker, f"its agent {agent} was lost", free=untouched)
 
 
-def lose(turn: Turn, info: WorkerInfo, how: str) -> None:
-    """Declare a worker gone; tear the newest view if it needs that worker."""
+def lose(turn: Turn, info: WorkerInfo, how: str, *, free: bool = False) -> None:
+    """Declare a worker gone; tear the newest view if it needs that worker. `free`: another costs no restart."""
     if info.phase is Phase.GONE:
         return
     state = turn.state
     needed = info.worker in concerned(state)
     if state.phase is JobPhase.STARTING and not info.released:
-        _owe(turn, info.worker)
+        _owe(turn, info.worker, free=free)
     info.phase = Phase.GONE
     if info.finished or info.released or state.phase is JobPhase.ENDED:
         turn.record("worker_gone", worker=info.worker, how="ended", exit_code=info.exit_code)
@@ -99,13 +102,13 @@ def lose(turn: Turn, info: WorkerInfo, how: str) -> None:
         _owe(turn, info.worker)
 
 
-def _owe(turn: Turn, worker: int) -> None:
+def _owe(turn: Turn, worker: int, *, free: bool = False) -> None:
     """Replace it, if restarts are left and it was not about to leave anyway."""
     state = turn.state
     if state.current is not None and worker in state.current.removing:
         return
-    if state.restarts_left > 0:
-        state.restarts_left -= 1
+    if free or state.restarts_left > 0:
+        state.restarts_left -= not free
         state.owed += 1
     else:
         state.wanted = max(1, state.wanted - 1)

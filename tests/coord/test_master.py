@@ -70,6 +70,27 @@ def test_a_worker_lost_before_the_first_view_is_replaced_if_restarts_allow() -> 
     assert bench.state.restarts_left == 0
 
 
+def test_an_agent_that_was_away_before_anything_was_trained_starts_its_workers_again() -> None:
+    bench = Bench({"a": 2}, workers=2)
+    bench.report_all()
+    bench.tick(9.0)
+    bench.take(bench.master.on_agent_lost("a", bench.now))
+    bench.tick(5.0)
+    assert bench.state.outcome == ""
+    bench.report_all()
+    assert bench.workers() == [2, 3]
+    bench.ready(2, 3)
+    assert bench.view.workers == (2, 3)
+
+
+def test_an_agent_that_stays_away_before_anything_was_trained_is_not_waited_for_without_end() -> None:
+    bench = Bench({"a": 2}, workers=2)
+    bench.report_all()
+    bench.take(bench.master.on_agent_lost("a", bench.now))
+    bench.tick(11.0)
+    assert bench.state.outcome == "failed"
+
+
 def test_workers_meet_by_a_file_on_one_host_and_by_an_address_on_several() -> None:
     bench = job(2)
     assert bench.view.meeting == "file"
