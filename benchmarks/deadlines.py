@@ -23,12 +23,22 @@ Baselines, beside the peer's at its own slots (`docs/benchmarks.md` has a table 
   the whole difference on Pollux's jobs and cluster10, not on the 195 and the 1,000 generated jobs.
 - Gandiva of the peer splits the nodes among job sizes in every round, in proportion to demand, and a job only runs on
   its size's nodes; often the nodes that a size gains are handed back unused. Ours slices the whole cluster's time.
+- Chronus of the peer packs leases greedily instead of solving an integer programme, and counts in whole leases, which
+  `(whole leases)` does as well.
 - Themis of the peer is no auction of leases but solves for fair parts of time in every slot and runs the largest parts.
 
-    python benchmarks/deadlines.py [--data DIR] [--policies a,b] [--slot S] [--no-clusters]
+All of it takes long. With `--rows FILE` a call goes on where an earlier one was stopped.
+
+    python benchmarks/deadlines.py [--data DIR] [--policies a,b] [--slot S]
+        [--no-clusters] [--rows FILE] [--processes N]
 """
 
-from dataclasses import replace
+import json
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
 
 from _common import progress, report
 from _sched import (
@@ -45,6 +55,7 @@ from _sched import (
     simulate,
 )
 
+from melodeon.core.jobs import JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.sched.registry import POLICIES
 
@@ -61,7 +72,7 @@ PEER: dict[str, dict[str, float]] = {
         "tiresias": 0.492,
         "tiresias, 240 s": 0.462,
         "themis, 240 s": 0.410,
-        "chronus, 240 s": 0.482,
+        "chronus(whole leases), 240 s": 0.482,
         "edf-admission(widest), 240 s": 0.323,
         "edf-elastic, 240 s": 0.205,
         "elasticflow": 0.877,
@@ -110,23 +121,89 @@ PEER: dict[str, dict[str, float]] = {
 }
 """At slots of 60 s unless the name says 240 s, at which ours is run as well then."""
 LONG_S = 240.0
-AS_PEER: dict[str, dict[str, object]] = {
-    "edf": {"widest": True, "overheads": Overheads.none()},
-    "edf-admission": {"widest": True, "overheads": Overheads.none()},
+AS_PEER: dict[str, tuple[str, dict[str, object]]] = {
+    "chronus": ("whole leases", {"whole_leases": True}),
+    "edf": ("widest", {"widest": True, "overheads": Overheads.none()}),
+    "edf-admission": ("widest", {"widest": True, "overheads": Overheads.none()}),
 }
-"""The peer's sizes, and its pauses for EDF."""
+"""Rules of the peer that a policy can follow, in words and as options: its sizes, its pauses for EDF, its leases."""
 
 
-def runs_of(case: Case, policy: str, slot_s: float) -> list[tuple[str, float, dict[str, object]]]:
-    """What to simulate for one policy: (name, slot, options)."""
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation to do."""
+
+    case: Case
+    policy: str
+    name: str
+    """As in `PEER`."""
+    slot_s: float
+    extra: dict[str, object]
+
+
+def runs_of(case: Case, policy: str, slot_s: float) -> list[Run]:
+    """What to simulate for one policy."""
     # Baselines by the peer's slots; ElasticFlow by ours, and by the peer's as well.
-    runs: list[tuple[str, float, dict[str, object]]] = [(policy, slot_s, {"gather": policy != "elasticflow"})]
+    runs = [Run(case, policy, policy, slot_s, {"gather": policy != "elasticflow"})]
     if policy in AS_PEER:
-        runs.append((f"{policy}(widest)", slot_s, {**AS_PEER[policy], "gather": True}))
+        rule, options = AS_PEER[policy]
+        runs.append(Run(case, policy, f"{policy}({rule})", slot_s, {**options, "gather": True}))
     if policy == "elasticflow":
-        runs.append((f"{policy}(gathered)", slot_s, {"gather": True}))
+        runs.append(Run(case, policy, f"{policy}(gathered)", slot_s, {"gather": True}))
     known = PEER.get(case.name, {})
-    return runs + [(f"{name}, 240 s", LONG_S, extra) for name, _, extra in runs if f"{name}, 240 s" in known]
+    longer = [replace(run, name=f"{run.name}, 240 s", slot_s=LONG_S) for run in runs]
+    return runs + [run for run in longer if run.name in known]
+
+
+@lru_cache(maxsize=1)
+def prepared(data: Path, case: Case) -> tuple[tuple[JobSpec, ...], float]:
+    """The jobs of a case, and the share of them that could be in time alone."""
+    jobs = jobs_of(data, case)
+    due = [job for job in jobs if job.deadline_s is not None]
+    met = sum(job.submit_s + job.iterations / job.ladders[0][1].rates[-1] <= (job.deadline_s or 0) for job in due)
+    return jobs, met / len(due)
+
+
+def simulated(data: Path, run: Run) -> Row:
+    """One row of the report."""
+    jobs, ceiling = prepared(data, run.case)
+    summary, cpu_s = simulate(jobs, run.case.cluster, run.policy, slot_s=run.slot_s, **run.extra)  # type: ignore[arg-type]
+    peer = PEER.get(run.case.name, {})
+    return {
+        "trace": run.case.name,
+        "policy": run.name,
+        "slot_s": run.slot_s,
+        "ratio": round(summary.deadline_ratio or 0.0, 3),
+        "peer": peer.get(run.name),
+        "peer_repaired": peer.get(f"{run.name} repaired"),
+        "ceiling": round(ceiling, 3),
+        "rejected": summary.num_rejected,
+        "missed": summary.num_missed,
+        "cpu_s": round(cpu_s, 2),
+    }
+
+
+def all_rows(data: Path, runs: list[Run], kept: Path | None, processes: int) -> list[Row]:
+    """Every run's row, in the order of the runs; those that a file of an earlier call holds are not run again."""
+    found: dict[tuple[object, ...], Row] = {}
+    if kept is not None and kept.exists():
+        for line in kept.read_text().splitlines():
+            row = json.loads(line)
+            found[row["trace"], row["policy"], row["slot_s"]] = row
+    keys = [(run.case.name, run.name, run.slot_s) for run in runs]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        waiting = [pool.submit(simulated, data, run) for run, key in zip(runs, keys, strict=True) if key not in found]
+        for done in as_completed(waiting):
+            row = done.result()
+            found[row["trace"], row["policy"], row["slot_s"]] = row
+            progress(" ".join(f"{key}={value}" for key, value in row.items()))
+            if kept is not None:
+                with kept.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    return [found[key] for key in keys]
 
 
 def main() -> None:
@@ -135,46 +212,30 @@ def main() -> None:
     made.add_argument("--policies", default=",".join(sorted(POLICIES)))
     made.add_argument("--slot", type=float, default=60.0)
     made.add_argument("--no-clusters", action="store_true", help="leave out the whole cluster traces")
+    made.add_argument(
+        "--rows", type=Path, help="file that rows are kept in as they come; those in it are not run again"
+    )
+    made.add_argument("--processes", type=int, default=1, help="simulations at once")
     options = made.parse_args()
     check(options.data)
     cases = [TESTBED, POLLUX, PHILLY_SMALL, PHILLY_LARGE, GENERATED, *FIRST_400]
-    cases += [] if options.no_clusters else CLUSTERS
-    rows: list[dict[str, object]] = []
-    for case in cases:
-        jobs = jobs_of(options.data, case)
-        ceiling = sum(
-            j.deadline_s is not None and j.submit_s + j.iterations / j.ladders[0][1].rates[-1] <= j.deadline_s
-            for j in jobs
-        ) / sum(j.deadline_s is not None for j in jobs)
-        for policy in options.policies.split(","):
-            for name, slot_s, extra in runs_of(case, policy, options.slot):
-                summary, cpu_s = simulate(jobs, case.cluster, policy, slot_s=slot_s, **extra)  # type: ignore[arg-type]
-                peer = PEER.get(case.name, {})
-                rows.append(
-                    {
-                        "trace": case.name,
-                        "policy": name,
-                        "ratio": round(summary.deadline_ratio or 0.0, 3),
-                        "peer": peer.get(name),
-                        "peer_repaired": peer.get(f"{name} repaired"),
-                        "ceiling": round(ceiling, 3),
-                        "rejected": summary.num_rejected,
-                        "missed": summary.num_missed,
-                        "cpu_s": round(cpu_s, 2),
-                    }
-                )
-                progress(" ".join(f"{key}={value}" for key, value in rows[-1].items()))
+    # The longest last, so that a call that is cut short has done most.
+    cases += [] if options.no_clusters else sorted(CLUSTERS, key=lambda case: (options.data / case.file).stat().st_size)
+    runs = [
+        run for case in cases for policy in options.policies.split(",") for run in runs_of(case, policy, options.slot)
+    ]
+    rows = all_rows(options.data, runs, options.rows, options.processes)
     mine = next((row for row in rows if row["policy"] == "elasticflow"), rows[0])
+    repaired = mine["peer_repaired"]
     report(
         benchmark="deadlines",
         metric=f"deadline satisfactory ratio, {mine['policy']}, {mine['trace']}, slots of {options.slot:g} s",
         value=mine["ratio"],
         peer="ElasticFlow's simulator, admission repaired (measured earlier, 60 s slots)",
-        peer_value=mine["peer_repaired"],
-        ratio=None
-        if not mine["peer_repaired"]
-        else round(float(str(mine["ratio"])) / float(str(mine["peer_repaired"])), 3),
-        missed=sum(int(str(row["missed"])) for row in rows if row["policy"] == "elasticflow"),
+        peer_value=repaired,
+        ratio=round(float(str(mine["ratio"])) / float(str(repaired)), 3) if repaired else None,
+        missed=sum(int(str(row["missed"])) for row in rows if str(row["policy"]).startswith("elasticflow")),
+        cpu_s=round(sum(float(str(row["cpu_s"])) for row in rows), 1),
         rows=rows,
     )
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
+from melodeon.sched.gang import asked
 
 SETTLE_S = 1e-3
 """A job is looked at again a little after it reached a threshold, so that rounding does not bring it back to it."""
@@ -59,6 +60,20 @@ class Queues(NamedTuple):
             return float("inf")
         return now_s + (self.thresholds_s[queue] - self.service_s(job)) / workers + SETTLE_S
 
+    def rises_at(self, job: JobState, now_s: float, promote: float | None) -> float:
+        """When a job that waits has waited long enough to go back to the first queue; infinite: it never does."""
+        mark = self.standings.get(job.spec.id) or Standing(0.0, job.spec.submit_s)
+        ran_s = _ran_s(job, mark)
+        if promote is None or ran_s <= 0:
+            return float("inf")
+        at_s = mark.since_s + (1 + promote) * ran_s + SETTLE_S
+        # One that is stopped just now although it has waited so long is looked at when something happens.
+        return at_s if at_s > now_s else float("inf")
+
+
+def _ran_s(job: JobState, mark: Standing) -> float:
+    return (job.service_s - mark.service_s) / asked(job.spec)
+
 
 def queues(view: ClusterView, state: object, thresholds_s: tuple[float, ...], promote: float | None) -> Queues:
     """The queues now: a waiting job that has waited `promote` times as long as it ran goes back to the first."""
@@ -67,7 +82,7 @@ def queues(view: ClusterView, state: object, thresholds_s: tuple[float, ...], pr
     if promote is not None:
         for job in view.admitted:
             mark = found.get(job.spec.id, Standing(0.0, job.spec.submit_s))
-            ran_s = (job.service_s - mark.service_s) / job.spec.requested_workers
+            ran_s = _ran_s(job, mark)
             waited_s = view.now_s - mark.since_s - ran_s
             if not job.counts and ran_s > 0 and waited_s > promote * ran_s:
                 found[job.spec.id] = Standing(job.service_s, view.now_s)

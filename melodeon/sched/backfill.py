@@ -7,11 +7,11 @@ Nobody is preempted or moved. The reservation is the policy's state, so that it 
 
 from dataclasses import dataclass
 
-from melodeon.core.cluster import DeviceType
+from melodeon.core.cluster import Counts, DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
-from melodeon.sched.estimate import Offer, requested, seconds_left
+from melodeon.sched.estimate import Offer, seconds_left
 from melodeon.sched.gang import Room
 from melodeon.sched.policy import Decision
 
@@ -42,16 +42,16 @@ class Backfill:
         shares: dict[JobId, Share] = {}
         ends: Ends = {kind: [] for kind in view.cluster.types}
         for job in view.admitted:
-            counts = room.take(job, job.counts) if job.counts else None
+            counts = room.keep(job)
             if counts is not None:
-                _start(view, job, counts[0], "it runs until it is done", shares, ends)
+                _start(view, job, counts, "it runs until it is done", shares, ends)
         head: Reserved | None = None
         for job in view.admitted:
             if job.spec.id in shares:
                 continue
             if room.is_empty and head is not None:
                 break
-            wants = requested(view, job.spec)
+            wants = room.requested(job.spec)
             if head is not None:
                 wants = [offer for offer in wants if harmless(view, job, offer, head)]
             counts = room.take(job, wants)
@@ -60,9 +60,9 @@ class Backfill:
                 continue
             why = "next of the queue, and what it requested is free"
             if head is not None:
-                why = f"it passes {head.job}, which starts no later for it (at {head.start_s:.0f} s)"
+                why = f"it passes {head.job}, which starts no later for it (in {head.start_s - view.now_s:.0f} s)"
                 head = _after(view, job, counts[0], head)
-            _start(view, job, counts[0], why, shares, ends)
+            _start(view, job, counts, why, shares, ends)
         return Decision(shares, head)
 
 
@@ -85,23 +85,30 @@ def harmless(view: ClusterView, job: JobState, offer: Offer, head: Reserved) -> 
     kind, workers = offer
     if kind != head.kind or workers <= head.spare:
         return True
-    return _end_s(view, job, offer) <= head.start_s
+    return _end_s(view, job, (offer,)) <= head.start_s
 
 
 def _after(view: ClusterView, job: JobState, offer: Offer, head: Reserved) -> Reserved:
     """The head's reservation once a job that passed it has its devices."""
     kind, workers = offer
-    if kind != head.kind or _end_s(view, job, offer) <= head.start_s:
+    if kind != head.kind or _end_s(view, job, (offer,)) <= head.start_s:
         return head
     return Reserved(head.job, head.kind, head.workers, head.start_s, head.spare - workers)
 
 
-def _end_s(view: ClusterView, job: JobState, offer: Offer) -> float:
+def _end_s(view: ClusterView, job: JobState, counts: Counts) -> float:
     """When a job's devices can be given to another at the latest: with decision slots, one slot after its end."""
-    return view.now_s + seconds_left(view, job, *offer) + view.slot_s
+    if len(counts) == 1:
+        left_s = seconds_left(view, job, *counts[0])
+    else:
+        # Only a job that another policy has started holds several types; it keeps them.
+        left_s = max(0.0, job.resume_s - view.now_s) + job.remaining / (job.spec.rate(counts) * job.speed)
+    return view.now_s + left_s + view.slot_s
 
 
-def _start(view: ClusterView, job: JobState, offer: Offer, why: str, shares: dict[JobId, Share], ends: Ends) -> None:
+def _start(view: ClusterView, job: JobState, counts: Counts, why: str, shares: dict[JobId, Share], ends: Ends) -> None:
     # Moving it would cost a pause, and with it the reservation.
-    shares[job.spec.id] = Share(job.spec.id, (offer,), why, pinned=True)
-    ends[offer[0]].append((_end_s(view, job, offer), offer[1]))
+    shares[job.spec.id] = Share(job.spec.id, counts, why, pinned=True)
+    end_s = _end_s(view, job, counts)
+    for kind, count in counts:
+        ends[kind].append((end_s, count))

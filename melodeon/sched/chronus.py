@@ -8,15 +8,16 @@ get what they requested: Chronus is not elastic.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import floor
+from math import ceil, floor
 
 from melodeon.core.cluster import DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal, JobId
 from melodeon.core.plan import Share
-from melodeon.sched.estimate import Offer, requested, seconds_left
-from melodeon.sched.gang import Room
+from melodeon.sched.edf_rules import deadline
+from melodeon.sched.estimate import Offer, seconds_left
+from melodeon.sched.gang import Room, staying
 from melodeon.sched.leases import Bounds, Claim, solve
 from melodeon.sched.policy import Decision
 
@@ -48,6 +49,10 @@ class Chronus:
     time_limit_s: float = 30.0
     """A last resort; a programme that reaches it may be answered differently on another machine."""
 
+    whole_leases: bool = False
+    """Count in whole leases only, as ElasticFlow's own code does: a job needs every lease that it begins, and the lease
+    in which its deadline lies is of no use to it."""
+
     def __post_init__(self) -> None:
         if self.lease_s <= 0 or self.max_jobs < 1 or self.max_nodes < 1 or self.time_limit_s <= 0:
             raise UsageError(f"{self}: every option must be above 0")
@@ -63,28 +68,33 @@ class Chronus:
         first: dict[JobId, Offer] = {}
         if view.now_s < boundary_s:
             chosen = old.chosen
-            for job in view.admitted:
-                _give(room, shares, job, job.counts, "its lease runs")
+            shares = staying(view, room, "its lease runs")
         else:
             boundary_s = (floor(view.now_s / self.lease_s) + 1) * self.lease_s
-            chosen, first = self._choose(view, boundary_s, old.chosen)
-        for job in sorted((j for j in view.admitted if j.spec.id in first), key=_deadline):
+            chosen, first = self._choose(view, room, boundary_s, old.chosen)
+        for job in sorted((j for j in view.admitted if j.spec.id in first), key=deadline):
             _give(room, shares, job, (first[job.spec.id],), "chosen for this lease so that most deadlines are met")
-        for job in sorted(view.admitted, key=lambda job: _rest(view, job, chosen)):
-            _give(room, shares, job, requested(view, job.spec), "left by the jobs with deadlines, least service first")
+        for job in sorted(view.admitted, key=lambda job: _rest(view, room, job, chosen)):
+            ahead = job.spec.id in chosen
+            why = (
+                "free, and it is chosen for a later lease" if ahead else "left by the jobs chosen, least service first"
+            )
+            _give(room, shares, job, room.requested(job.spec), why)
             if room.is_empty:
                 break
         return Decision(shares, _State(boundary_s, chosen), boundary_s)
 
     def _choose(
-        self, view: ClusterView, boundary_s: float, before: frozenset[JobId]
+        self, view: ClusterView, room: Room, boundary_s: float, before: frozenset[JobId]
     ) -> tuple[frozenset[JobId], dict[JobId, Offer]]:
         """The deadline jobs that will be in time, and what those get that must run in the lease that begins now."""
         bounds = Bounds(self.max_nodes, self.time_limit_s)
         claims: dict[DeviceType, list[Claim]] = {}
-        for job in sorted(view.admitted, key=_deadline):
-            offer = _home(view, job)
+        for job in sorted(view.admitted, key=deadline):
+            offer = _home(room, job)
             claim = _claim(view, job, offer, job.spec.id in before) if offer is not None else None
+            if claim is not None and self.whole_leases:
+                claim = _whole(claim, boundary_s - self.lease_s, self.lease_s)
             if offer is not None and claim is not None and len(claims.setdefault(offer[0], [])) < self.max_jobs:
                 claims[offer[0]].append(claim)
         chosen: set[JobId] = set()
@@ -96,13 +106,8 @@ class Chronus:
         return frozenset(chosen), first
 
 
-def _deadline(job: JobState) -> tuple[float, float]:
-    due = job.spec.deadline_s
-    return (due if due is not None else float("inf"), job.spec.submit_s)
-
-
-def _home(view: ClusterView, job: JobState) -> Offer | None:
-    wants = requested(view, job.spec)
+def _home(room: Room, job: JobState) -> Offer | None:
+    wants = room.requested(job.spec)
     return next((offer for offer in wants if job.held(offer[0])), wants[0] if wants else None)
 
 
@@ -123,12 +128,19 @@ def _claim(view: ClusterView, job: JobState, offer: Offer, promised: bool) -> Cl
     return Claim(job.spec.id, workers, needs_s, due, weight, bool(job.counts))
 
 
-def _rest(view: ClusterView, job: JobState, chosen: frozenset[JobId]) -> tuple[bool, float, float]:
+def _whole(claim: Claim, start_s: float, lease_s: float) -> Claim | None:
+    """The claim in whole leases: those that it needs begun, that of its deadline not; None: that is too many."""
+    due_s = floor(claim.deadline_s / lease_s) * lease_s
+    needs_s = ceil(claim.needs_s / lease_s) * lease_s
+    return claim._replace(needs_s=needs_s, deadline_s=due_s) if start_s + needs_s <= due_s else None
+
+
+def _rest(view: ClusterView, room: Room, job: JobState, chosen: frozenset[JobId]) -> tuple[bool, float, float]:
     """Jobs that will be in time first, so that free devices bring them ahead; then by the service still needed."""
-    offer = _home(view, job)
+    offer = _home(room, job)
     left_s = seconds_left(view, job, *offer) * offer[1] if offer is not None else float("inf")
     if job.spec.id in chosen:
-        return False, _deadline(job)[0], job.spec.submit_s
+        return False, *deadline(job)
     return True, left_s, job.spec.submit_s
 
 

@@ -21,6 +21,7 @@ from melodeon.core.plan import Share
 from melodeon.sched.easyscale_desk import Desk
 from melodeon.sched.easyscale_job import Limits, outlook_of
 from melodeon.sched.easyscale_memory import Memory, fall_back, remember
+from melodeon.sched.estimate import ladders
 from melodeon.sched.policy import Decision
 
 
@@ -53,9 +54,10 @@ class EasyScaleHeter:
             raise UsageError(f"trial_s={self.trial_s} must not be negative, and above 0 with linear: 60 is usual")
 
     def kinds(self, view: ClusterView, job: JobState, memory: Memory) -> tuple[DeviceType, ...]:
-        """The types that a job may use; several only if they may mix."""
+        """The types that a job may use; none: all of them together are too few for its least."""
         del memory
-        return tuple(kind for kind, _ in job.spec.curves if kind in view.cluster.types)
+        there = tuple(kind for kind, _ in job.spec.curves if kind in view.cluster.types)
+        return there if sum(map(view.cluster.count, there)) >= job.spec.min_workers else ()
 
     @property
     def mixed(self) -> bool:
@@ -103,7 +105,7 @@ class EasyScaleHeter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EasyScaleHomo(EasyScaleHeter):
-    """The same, each job on one type: its first one that the cluster has."""
+    """The same, each job on one type: its first one with enough devices for its least."""
 
     any_type: bool = False
     """Start on whichever of its types is free instead, and stay there."""
@@ -115,7 +117,7 @@ class EasyScaleHomo(EasyScaleHeter):
 
     def kinds(self, view: ClusterView, job: JobState, memory: Memory) -> tuple[DeviceType, ...]:
         """Its home, where it has one."""
-        there = tuple(kind for kind, _ in job.spec.curves if kind in view.cluster.types)
         if memory.home is not None:
             return (memory.home,)
+        there = tuple(kind for kind, _ in ladders(view, job.spec))
         return there if self.any_type else there[:1]

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from melodeon.core.cluster import DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import Goal, JobId
-from melodeon.core.plan import Share, Verdict
-from melodeon.sched.edf_rules import deadline, sizes, take
-from melodeon.sched.gang import Room, share
+from melodeon.core.plan import Verdict
+from melodeon.sched.edf_rules import deadline, in_order, sizes
 from melodeon.sched.policy import Decision
 from melodeon.sched.profile import Profile
 
@@ -41,15 +40,7 @@ class EdfAdmission:
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """In order of deadline, until nothing is left."""
-        room = Room(view)
-        shares: dict[JobId, Share] = {}
-        for place, job in enumerate(sorted(view.admitted, key=deadline)):
-            counts = take(room, job, self.widest)
-            if counts is not None:
-                shares.update([share(job, counts, f"number {place + 1} by deadline among those admitted")])
-            if room.is_empty:
-                break
-        return Decision(shares, state)
+        return Decision(in_order(view, self.widest, " among those admitted"), state)
 
 
 def _late(view: ClusterView, jobs: Iterable[JobState], widest: bool) -> set[JobId]:

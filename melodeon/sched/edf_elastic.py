@@ -11,6 +11,8 @@ from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.curve import Ladder
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
+from melodeon.sched.edf_rules import deadline
+from melodeon.sched.estimate import ladders
 from melodeon.sched.filling import Ask, Grid, fill, reserve
 from melodeon.sched.policy import Decision
 from melodeon.sched.profile import Profile
@@ -28,20 +30,16 @@ class EdfElastic:
         shares: dict[JobId, Share] = {}
         wake_at = INFINITE
         for kind, count in view.cluster.capacity:
-            members = sorted((job for job in view.admitted if homes[job.spec.id] == kind), key=_deadline)
+            members = sorted((job for job in view.admitted if homes[job.spec.id] == kind), key=deadline)
             wake_at = min(wake_at, _divide(view, kind, count, members, shares))
         return Decision(shares, state, wake_at if wake_at < INFINITE else None)
 
 
-def _deadline(job: JobState) -> float:
-    return job.spec.deadline_s if job.spec.deadline_s is not None else INFINITE
-
-
 def _homes(view: ClusterView) -> dict[JobId, DeviceType | None]:
-    """The type that each job runs on: the one it holds, else its preferred one."""
+    """The type that each job runs on: the one it holds, else its first one with enough devices."""
     homes: dict[JobId, DeviceType | None] = {}
     for job in view.admitted:
-        kinds = [kind for kind, _ in job.spec.curves if view.cluster.count(kind) and job.spec.ladder(kind)]
+        kinds = [kind for kind, _ in ladders(view, job.spec)]
         homes[job.spec.id] = next((kind for kind in kinds if job.held(kind)), kinds[0] if kinds else None)
     return homes
 
@@ -61,15 +59,13 @@ def _divide(
         ladder = job.spec.ladder(kind)
         assert ladder is not None, "members have a curve for their type"
         pauses = tuple(view.overheads.pause_s(job.spec.model, level) for level in ladder.levels)
-        ask = Ask(job.spec.id, ladder, pauses, job.remaining, _deadline(job), job.held(kind), job.resume_s)
+        ask = Ask(job.spec.id, ladder, pauses, job.remaining, deadline(job)[0], job.held(kind), job.resume_s)
         plan = fill(profile, ask, grid) if ask.deadline_s < INFINITE else None
         workers, why = 0, "left by jobs with deadlines"
         if plan is not None:
             reserve(profile, plan)
-            workers, why = (
-                _floor(ladder, min(free, plan.workers_at(view.now_s))),
-                "its minimum share in order of deadline",
-            )
+            workers = _floor(ladder, min(free, plan.workers_at(view.now_s)))
+            why = f"its minimum share in order of deadline is {workers} now"
             starts = plan.next_above(view.now_s, workers)
             wake_at = min(wake_at, starts or INFINITE)
         elif ask.deadline_s < INFINITE:
@@ -82,6 +78,8 @@ def _divide(
     for job, ladder, workers, why in given:
         more = max(workers, _floor(ladder, workers + free))
         free -= more - workers
+        if more > workers and job.spec.deadline_s is not None:
+            why += f", and {more - workers} more were left"
         if more:
             shares[job.spec.id] = Share(job.spec.id, ((kind, more),), why)
     return wake_at

@@ -5,8 +5,9 @@ ElasticFlow's own code: sizes that were measured count even where the job is slo
 """
 
 from melodeon.core.cluster import Counts, DeviceType
-from melodeon.core.clusterview import JobState
-from melodeon.core.jobs import JobSpec
+from melodeon.core.clusterview import ClusterView, JobState
+from melodeon.core.jobs import JobId, JobSpec
+from melodeon.core.plan import Share
 from melodeon.sched.gang import Room
 
 
@@ -34,3 +35,20 @@ def take(room: Room, job: JobState, widest: bool) -> Counts | None:
             offers.append((kind, fits[-1]))
     offers.sort(key=lambda offer: -job.spec.rate((offer,)))
     return room.take(job, offers)
+
+
+def in_order(view: ClusterView, widest: bool, among: str = "") -> dict[JobId, Share]:
+    """Shares in order of deadline until nothing is left; `among` ends the reason's first part."""
+    room = Room(view)
+    shares: dict[JobId, Share] = {}
+    for place, job in enumerate(sorted(view.admitted, key=deadline)):
+        counts = take(room, job, widest)
+        if counts is not None:
+            kind, count = counts[0]
+            whole = sizes(job.spec, kind, view.cluster.count(kind), widest)[-1]
+            why = f"number {place + 1} by deadline{among}, "
+            why += f"on all {count} that {'it knows' if widest else 'help'}" if count == whole else "on what is free"
+            shares[job.spec.id] = Share(job.spec.id, counts, why)
+        if room.is_empty:
+            break
+    return shares

@@ -15,8 +15,8 @@ from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
 from melodeon.sched.attained import Queues, check_thresholds, queues
 from melodeon.sched.climbing import Climber, climb, relative_throughput
-from melodeon.sched.estimate import Offer, requested
-from melodeon.sched.gang import Room
+from melodeon.sched.estimate import Offer
+from melodeon.sched.gang import Room, asked
 from melodeon.sched.policy import Decision
 
 Plan = dict[JobId, Offer]
@@ -56,8 +56,11 @@ class ElasticTiresias:
         for job in jobs:
             offer = grown.get(job.spec.id)
             if offer is None:
+                wake_at = min(wake_at, now.rises_at(job, view.now_s, self.promote))
                 continue
-            why = _why(now.of(job), job.spec.requested_workers, plan[job.spec.id][1], offer[1])
+            planned = plan[job.spec.id][1]
+            shrunk = halved and now.of(job) > 0 and planned < asked(job.spec)
+            why = _why(now.of(job), planned, offer[1], shrunk=shrunk)
             shares[job.spec.id] = Share(job.spec.id, (offer,), why)
             wake_at = min(wake_at, now.sinks_at(job, view.now_s, offer[1]))
         return Decision(shares, now.standings, wake_at if wake_at < float("inf") else None)
@@ -68,7 +71,7 @@ def _plan(view: ClusterView, jobs: list[JobState], now: Queues, *, halved: bool)
     room = Room(view)
     plan: Plan = {}
     for job in jobs:
-        wants = requested(view, job.spec)
+        wants = room.requested(job.spec)
         if halved and now.of(job) > 0:
             # Half of one worker would be none: nobody falls below its least.
             wants = [(kind, max(workers // 2, job.spec.min_workers)) for kind, workers in wants]
@@ -99,7 +102,7 @@ def _rate(job: JobState, plan: Plan) -> float:
     return job.spec.rate((plan[job.spec.id],))
 
 
-def _why(queue: int, asked: int, planned: int, workers: int) -> str:
+def _why(queue: int, planned: int, workers: int, *, shrunk: bool) -> str:
     why = f"queue {queue + 1} by attained service, and "
-    why += "what it requested is free" if planned >= asked else f"too many jobs wait for more than {planned}"
+    why += f"too many jobs wait for it to have more than {planned}" if shrunk else "what it requested is free"
     return f"{why}; {workers - planned} more because nobody waits" if workers > planned else why

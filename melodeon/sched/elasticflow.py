@@ -22,9 +22,21 @@ from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.core.plan import Share, Verdict
 from melodeon.sched.allocate import allocate
+from melodeon.sched.edf_rules import deadline
+from melodeon.sched.estimate import ladders
 from melodeon.sched.filling import INFINITE, Ask, Grid
 from melodeon.sched.policy import Decision
-from melodeon.sched.pool import AskOf, Pool, advance, exact, has_room, rearranged, with_newcomer
+from melodeon.sched.pool import (
+    NOTHING,
+    AskOf,
+    Member,
+    Pool,
+    advance,
+    exact,
+    has_room,
+    rearranged,
+    with_newcomer,
+)
 from melodeon.sched.profile import Profile
 
 Pools = Mapping[DeviceType, Pool]
@@ -51,7 +63,7 @@ class ElasticFlow:
         """Admit if its deadline and everybody else's can be met."""
         spec, grid = job.spec, Grid.of(view.now_s, view.slot_s)
         pools = self._current(view, state)
-        kinds = [kind for kind in _kinds(spec) if kind in pools]
+        kinds = _kinds(view, spec)
         if not kinds:
             names = ", ".join(kind for kind, _ in spec.curves)
             return Verdict(
@@ -71,7 +83,7 @@ class ElasticFlow:
             if grown is not None:
                 return Verdict(spec.id, admitted=True, why=_welcome(spec, grown)), {**pools, kind: grown}
         earliest = self.earliest_deadline(view, job, pools) if self.quote else None
-        return Verdict(spec.id, False, _refusal(view, spec, earliest), earliest), pools
+        return Verdict(spec.id, False, _refusal(view, spec), earliest), pools
 
     def earliest_deadline(self, view: ClusterView, job: JobState, state: object) -> float | None:
         """The earliest deadline that would be accepted now, to about a hundredth of the time it leaves."""
@@ -101,7 +113,9 @@ class ElasticFlow:
 
     def _current(self, view: ClusterView, state: object) -> dict[DeviceType, Pool]:
         """The pools as of now: those of the state, brought up to date if time or anything else has moved."""
-        old: Pools = state if isinstance(state, Mapping) else {}
+        if not isinstance(state, Mapping):
+            return self._taken_over(view)
+        old: Pools = state
         grid = Grid.of(view.now_s, view.slot_s)
         pools: dict[DeviceType, Pool] = {}
         for kind, count in view.cluster.capacity:
@@ -113,9 +127,31 @@ class ElasticFlow:
             pools[kind] = pool
         return pools
 
+    def _taken_over(self, view: ClusterView) -> dict[DeviceType, Pool]:
+        """The first pools. Jobs that another policy has admitted are promised what can be; the others are late."""
+        now_s, grid = view.now_s, Grid.of(view.now_s, view.slot_s)
+        pools = {
+            kind: Pool(now_s, {}, frozenset(), Profile(now_s, max(0, count - self.reserve)))
+            for kind, count in view.cluster.capacity
+        }
+        for job in sorted(view.admitted, key=deadline):
+            # Where it runs already, if it runs.
+            kinds = sorted(_kinds(view, job.spec), key=lambda kind: -job.held(kind))
+            asks = [(kind, _asking(view, kind)(job, None)) for kind in kinds]
+            grown = ((kind, with_newcomer(pools[kind], ask, job.spec.goal, grid, 0)) for kind, ask in asks)
+            found = next(((kind, pool) for kind, pool in grown if pool is not None), None)
+            if found is not None:
+                pools[found[0]] = found[1]
+            elif asks:
+                kind, ask = asks[0]
+                members = {**pools[kind].members, ask.job: Member(Goal.HARD, NOTHING, ask, now_s)}
+                pools[kind] = replace(pools[kind], members=members, late=pools[kind].late | {ask.job})
+        return pools
 
-def _kinds(spec: JobSpec) -> list[DeviceType]:
-    return [kind for kind, ladder in spec.ladders if ladder.levels]
+
+def _kinds(view: ClusterView, spec: JobSpec) -> list[DeviceType]:
+    """The types of the cluster that a job can run on: those with enough devices for its least, if there are any."""
+    return [kind for kind, _ in ladders(view, spec)] or [k for k, _ in spec.curves if k in view.cluster.types]
 
 
 def _asking(view: ClusterView, kind: DeviceType) -> AskOf:
@@ -147,7 +183,11 @@ def _feasible(ask: Ask, grid: Grid, pool: Pool) -> bool:
 
 @lru_cache(maxsize=1024)
 def _pauses(overheads: Overheads, model: str, levels: tuple[int, ...]) -> tuple[float, ...]:
-    return tuple(overheads.pause_s(model, level) for level in levels)
+    """What a change is planned with: by the time of it a job may have been stopped, or may still be starting."""
+    changes = [overheads.pause_s(model, level) for level in levels]
+    if overheads.start is not None:
+        changes = [pause + overheads.start.seconds(level) for pause, level in zip(changes, levels, strict=True)]
+    return tuple(changes)
 
 
 def _earliest(pool: Pool, ask: Ask, grid: Grid, spare: int, below: float) -> float | None:
@@ -185,16 +225,16 @@ def _welcome(spec: JobSpec, pool: Pool) -> str:
         return "soft deadline: it cannot be promised now, so it gets what the promises leave"
     start, _, _ = plan.blocks[0]
     share = ladder.levels[plan.level - 1]
-    return f"its deadline can be met with a minimum satisfactory share of {share}, starting at {start:.0f} s"
+    wait_s = start - pool.at_s
+    when = f"beginning {wait_s:.0f} s from now at the latest" if wait_s >= 1 else "beginning now"
+    return f"its deadline can be met with a minimum satisfactory share of {share}, {when}"
 
 
-def _refusal(view: ClusterView, spec: JobSpec, earliest_s: float | None) -> str:
+def _refusal(view: ClusterView, spec: JobSpec) -> str:
     deadline_s = spec.deadline_s
     assert deadline_s is not None, "only jobs with a deadline are turned away"
     best = max(ladder.rates[-1] for _, ladder in spec.ladders if ladder.levels)
     if view.now_s + spec.iterations / best > deadline_s:
         left = deadline_s - view.now_s
-        why = f"even alone at its best speed it needs {spec.iterations / best:.0f} s and has {left:.0f}"
-    else:
-        why = "its deadline cannot be met beside those promised before"
-    return f"{why}; the earliest deadline that would be accepted is {earliest_s:.0f} s" if earliest_s else why
+        return f"even alone at its best speed it needs {spec.iterations / best:.0f} s and has {left:.0f}"
+    return "its deadline cannot be met beside those promised before"

@@ -1,4 +1,4 @@
-"""What can be foreseen from curves: what a job asks for, and how long it would take with so many devices."""
+"""What can be foreseen from curves: where a job can run, and how long it would take with so many devices."""
 
 from melodeon.core.cluster import DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
@@ -6,15 +6,7 @@ from melodeon.core.curve import Ladder
 from melodeon.core.jobs import JobSpec
 
 Offer = tuple[DeviceType, int]
-
-
-def requested(view: ClusterView, spec: JobSpec) -> list[Offer]:
-    """What the user asked for, within the job's bounds, on each type that has at least its least; at most all of it."""
-    wanted = max(spec.requested_workers, spec.min_workers)
-    if spec.max_workers is not None:
-        wanted = min(wanted, spec.max_workers)
-    have = [(kind, view.cluster.count(kind)) for kind, _ in spec.curves]
-    return [(kind, min(wanted, count)) for kind, count in have if count >= spec.min_workers]
+"""So many devices of one type."""
 
 
 def ladders(view: ClusterView, spec: JobSpec) -> list[tuple[DeviceType, Ladder]]:

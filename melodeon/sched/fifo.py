@@ -1,14 +1,12 @@
 """FIFO gang scheduling, as YARN's capacity scheduler does it: in order of submission, all or nothing, never preempted.
 
-The first job that does not fit keeps all later ones waiting.
+The first job that does not fit keeps all later ones waiting, unless the cluster has too few devices for it anyway.
 """
 
 from dataclasses import dataclass
 
 from melodeon.core.clusterview import ClusterView
-from melodeon.core.jobs import JobId
-from melodeon.core.plan import Share
-from melodeon.sched.gang import Room, share
+from melodeon.sched.gang import Room, share, staying
 from melodeon.sched.policy import Decision
 
 
@@ -19,13 +17,8 @@ class Fifo:
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Running jobs stay; the queue's head starts when it fits."""
         room = Room(view)
-        shares: dict[JobId, Share] = {}
-        running = [job for job in view.admitted if job.counts]
-        waiting = [job for job in view.admitted if not job.counts]
-        for job in running:
-            counts = room.take(job, job.counts)
-            if counts is not None:
-                shares.update([share(job, counts, "it runs until it is done")])
+        shares = staying(view, room)
+        waiting = [job for job in view.admitted if not job.counts and room.requested(job.spec)]
         for place, job in enumerate(waiting):
             counts = room.take(job, room.requested(job.spec))
             if counts is None:

@@ -141,10 +141,12 @@ def _walk(profile: Profile, ask: Ask, grid: Grid, level: int, spare_pauses: int)
     most = capacity - levels[level - 1]
     spare = spare_pauses * pauses[level - 1] * rates[level - 1]
     need = ask.work * SAFETY + spare
-    high = stop = ask.deadline_s
-    last = bisect_left(profile.times, high) - 1
+    last, high = _skip(profile, ask, level)
+    stop = high
     blocks: list[ReservedBlock] = []
     current, rate, enough_s = 0, 0.0, -INFINITE
+    if last < 0:
+        return None
     for low, taken in zip(profile.times[last::-1], profile.used[last::-1], strict=True):
         found = level if taken <= most else reach[capacity - taken]
         if found != current:
@@ -174,6 +176,35 @@ def _walk(profile: Profile, ask: Ask, grid: Grid, level: int, spare_pauses: int)
         return None
     blocks.append((now, stop, levels[current - 1]))
     return Reservation(tuple(reversed(blocks)), level, slack + spare)
+
+
+def _skip(profile: Profile, ask: Ask, level: int) -> tuple[int, float]:
+    """The last segment before the deadline that is worth using at up to `level`, and where it ends; -1: none is.
+
+    Behind many promises that is far back. What was found useless to a job stays so for all of its shape until something
+    is taken back, so it is looked through once.
+    """
+    times, used, reach, pauses = profile.times, profile.used, ask.ladder.floor, ask.pauses
+    capacity, high = profile.capacity, ask.deadline_s
+    most = capacity - ask.ladder.levels[level - 1]
+    key = (ask.ladder.levels, pauses, level)
+    index = first = bisect_left(times, high) - 1
+    low_s, high_s = profile.useless.get(key, (INFINITE, INFINITE))
+    while index >= 0:
+        if low_s < high <= high_s:
+            high = low_s
+            index = bisect_left(times, high) - 1
+            continue
+        taken = used[index]
+        found = level if taken <= most else reach[capacity - taken]
+        if found and high - times[index] >= 2 * pauses[found - 1]:
+            break
+        high = times[index]
+        index -= 1
+    if high < times[first]:
+        # Up to where the first began: that one may end later for others.
+        profile.useless[key] = (high, times[first])
+    return index, high
 
 
 def kept(reservation: Reservation, ask: Ask, grid: Grid) -> Reservation | None:

@@ -15,7 +15,7 @@ from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
-from melodeon.sched.gang import Room, share
+from melodeon.sched.gang import Room, asked, share
 from melodeon.sched.policy import Decision
 
 Given = dict[JobId, tuple[JobState, Counts]]
@@ -116,6 +116,6 @@ def _double(job: JobState, counts: Counts) -> list[tuple[float, JobId, Counts, C
 def _why(job: JobState, counts: Counts, waits: bool) -> str:
     if waits:
         return "its slice of time, before it goes to the back of the queue"
-    if counts[0][1] > job.spec.requested_workers:
+    if counts[0][1] > asked(job.spec):
         return "nobody waits, so it grew into idle devices"
     return "nobody waits, so it keeps what it requested"

@@ -6,6 +6,7 @@ from melodeon.core.cluster import Counts, DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.plan import Share
+from melodeon.sched.estimate import Offer
 
 
 class Room:
@@ -24,7 +25,7 @@ class Room:
         """Devices of a type that are left."""
         return self._free.get(kind, 0)
 
-    def take(self, job: JobState, wants: Iterable[tuple[DeviceType, int]]) -> Counts | None:
+    def take(self, job: JobState, wants: Iterable[Offer]) -> Counts | None:
         """Give a job the first of these offers that fits, on the type that it holds if that is one; None: it waits."""
         offers = [(kind, count) for kind, count in wants if 0 < count <= self._free.get(kind, 0)]
         if not offers:
@@ -33,12 +34,33 @@ class Room:
         self._free[kind] -= count
         return ((kind, count),)
 
-    def requested(self, spec: JobSpec) -> list[tuple[DeviceType, int]]:
-        """What the user asked for, on each type that the job can run on, at most all of them."""
-        most = spec.requested_workers if spec.max_workers is None else min(spec.requested_workers, spec.max_workers)
-        return [(kind, min(most, self._capacity[kind])) for kind, _ in spec.curves if self._capacity.get(kind)]
+    def keep(self, job: JobState) -> Counts | None:
+        """Leave a job all that it holds, of several types too; None: it holds nothing, or not all of it is there."""
+        if not job.counts or any(count > self._free.get(kind, 0) for kind, count in job.counts):
+            return None
+        for kind, count in job.counts:
+            self._free[kind] -= count
+        return job.counts
+
+    def requested(self, spec: JobSpec) -> list[Offer]:
+        """What the job asks for on each type that has at least its least; at most all devices of the type."""
+        most = asked(spec)
+        have = [(kind, self._capacity.get(kind, 0)) for kind, _ in spec.curves]
+        return [(kind, min(most, count)) for kind, count in have if count >= spec.min_workers]
+
+
+def asked(spec: JobSpec) -> int:
+    """The devices that the user asked for, within the job's own bounds."""
+    wanted = max(spec.requested_workers, spec.min_workers)
+    return wanted if spec.max_workers is None else min(wanted, spec.max_workers)
 
 
 def share(job: JobState, counts: Counts, why: str) -> tuple[JobId, Share]:
     """An entry of a decision."""
     return job.spec.id, Share(job.spec.id, counts, why)
+
+
+def staying(view: ClusterView, room: Room, why: str = "it runs until it is done") -> dict[JobId, Share]:
+    """Everybody keeps what it has, as far as it is still there."""
+    kept = ((job.spec.id, room.keep(job)) for job in view.admitted)
+    return {name: Share(name, counts, why) for name, counts in kept if counts is not None}

@@ -33,11 +33,25 @@ def max_min(offers: Sequence[Sequence[Valued]], capacity: Mapping[DeviceType, in
     shares = [[0.0] * len(own) for own in offers]
     if not live:
         return shares
+    best = {index: max(range(len(offers[index])), key=lambda place: offers[index][place].value) for index in live}
+    if _fit([offers[index][place] for index, place in best.items()], capacity):
+        for index, place in best.items():
+            shares[index][place] = 1.0
+        return shares
     found = _Program([offers[index] for index in live], capacity).solve()
     for index in live:
         for place in range(len(offers[index])):
             shares[index][place] = min(1.0, max(0.0, next(found)))
     return shares
+
+
+def _fit(chosen: Sequence[Valued], capacity: Mapping[DeviceType, int]) -> bool:
+    """Whether all of these offers can run at once: then nothing is better, and no program need be solved."""
+    free = dict(capacity)
+    for offer in chosen:
+        for kind, count in offer.counts:
+            free[kind] -= count
+    return min(free.values(), default=0) >= 0
 
 
 class _Program:

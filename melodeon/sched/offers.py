@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from melodeon.core.cluster import Counts, DeviceType
 from melodeon.core.clusterview import ClusterView
 from melodeon.core.jobs import JobSpec
+from melodeon.sched.gang import asked
 from melodeon.sched.hetero import mixed_rate
 from melodeon.sched.maxmin import Valued
 
@@ -26,21 +27,17 @@ def with_mixtures(view: ClusterView, spec: JobSpec) -> list[Valued]:
     return _valued(view, spec, [*alone, *_halves(view, spec, [kind for ((kind, _),) in alone])])
 
 
-def _most(view: ClusterView, spec: JobSpec, kind: DeviceType) -> int:
-    return min(spec.requested_workers, spec.max_workers or spec.requested_workers, view.cluster.count(kind))
-
-
 def _requested(view: ClusterView, spec: JobSpec) -> Iterator[tuple[tuple[DeviceType, int]]]:
     for kind, _ in spec.curves:
-        count = _most(view, spec, kind)
-        if count and count >= spec.min_workers:
+        count = min(asked(spec), view.cluster.count(kind))
+        if count >= spec.min_workers:
             yield ((kind, count),)
 
 
 def _halves(view: ClusterView, spec: JobSpec, kinds: list[DeviceType]) -> Iterator[Counts]:
-    total = min(spec.requested_workers, spec.max_workers or spec.requested_workers)
+    total = asked(spec)
     half = total // 2
-    if total % 2 or not half or total < spec.min_workers:
+    if total % 2:
         return
     usable = [kind for kind in kinds if view.cluster.count(kind) >= half]
     for place, first in enumerate(usable):
@@ -52,5 +49,5 @@ def _valued(view: ClusterView, spec: JobSpec, ways: Iterable[Counts]) -> list[Va
     rates = [(counts, mixed_rate(spec, counts)) for counts in ways]
     alone = {counts[0][0]: rate for counts, rate in rates if len(counts) == 1}
     equal = sum(rate * view.cluster.count(kind) for kind, rate in alone.items()) / max(1, view.cluster.num_devices)
-    scale = spec.requested_workers / max(spec.weight, LIGHTEST)
+    scale = asked(spec) / max(spec.weight, LIGHTEST)
     return [Valued(counts, rate / equal * scale) for counts, rate in rates if rate > 0 and equal > 0]

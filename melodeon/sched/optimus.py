@@ -14,7 +14,7 @@ from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
 from melodeon.sched.climbing import Climber, climb, time_saved
 from melodeon.sched.estimate import ladders
-from melodeon.sched.gang import Room
+from melodeon.sched.gang import Room, staying
 from melodeon.sched.policy import Decision
 
 
@@ -35,22 +35,11 @@ class Optimus:
             return Decision({}, state)
         due_s = state if isinstance(state, float) else view.now_s
         if self.interval_s and view.now_s < due_s:
-            return Decision(_kept(view), due_s, due_s)
+            return Decision(staying(view, Room(view), "kept until the next division"), due_s, due_s)
         if not self.interval_s:
             return Decision(_divided(view), None)
         next_s = (floor(view.now_s / self.interval_s) + 1) * self.interval_s
         return Decision(_divided(view), next_s, next_s)
-
-
-def _kept(view: ClusterView) -> dict[JobId, Share]:
-    """Everybody keeps what it has, as far as it is still there."""
-    room = Room(view)
-    shares: dict[JobId, Share] = {}
-    for job in view.admitted:
-        counts = room.take(job, job.counts) if job.counts else None
-        if counts is not None:
-            shares[job.spec.id] = Share(job.spec.id, counts, "kept until the next division")
-    return shares
 
 
 def _divided(view: ClusterView) -> dict[JobId, Share]:

@@ -5,19 +5,21 @@ speed; a thousand promises cost microseconds each.
 """
 
 from bisect import bisect_left, bisect_right
-from itertools import compress
+from itertools import compress, pairwise
 from operator import ne
 
 
 class Profile:
     """`used[k]` devices are promised from `times[k]` to `times[k + 1]`; the last value holds for ever."""
 
-    __slots__ = ("capacity", "times", "used")
+    __slots__ = ("capacity", "times", "used", "useless")
 
     def __init__(self, now_s: float, capacity: int) -> None:
         self.capacity = capacity
         self.times: list[float] = [now_s]
         self.used: list[int] = [0]
+        self.useless: dict[object, tuple[float, float]] = {}
+        """By the shape of a job: a stretch that it was found to have no use for; promises only make less of it."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Profile) and (self.capacity, self.times, self.used) == (
@@ -32,6 +34,7 @@ class Profile:
         """One that can be changed without changing this one."""
         other = Profile.__new__(Profile)
         other.capacity, other.times, other.used = self.capacity, self.times[:], self.used[:]
+        other.useless = dict(self.useless)
         return other
 
     def since(self, now_s: float) -> "Profile":
@@ -40,7 +43,7 @@ class Profile:
         before, after = self.used[first:], self.used[first + 1 :]
         steps = list(map(ne, before, after))
         other = Profile.__new__(Profile)
-        other.capacity = self.capacity
+        other.capacity, other.useless = self.capacity, {}
         other.times = [now_s, *compress(self.times[first + 1 :], steps)]
         other.used = [before[0], *compress(after, steps)]
         return other
@@ -63,10 +66,24 @@ class Profile:
         if last == len(times) or times[last] != stop_s:
             times.insert(last, stop_s)
             used.insert(last, used[last - 1])
+        if devices < 0:
+            self.useless.clear()
+        full = self.capacity
         if last == first + 1:
             used[first] += devices
         else:
-            used[first:last] = [count + devices for count in used[first:last]]
+            raised = [count + devices for count in used[first:last]]
+            if full in raised:
+                # A cut inside a full stretch says nothing to anybody: without them, promises in a row are one segment.
+                said = [True, *(not one == other == full for one, other in pairwise(raised))]
+                times[first:last] = compress(times[first:last], said)
+                raised = list(compress(raised, said))
+            used[first:last] = raised
+            last = first + len(raised)
+        if used[last] == used[last - 1] == full:
+            del times[last], used[last]
+        if first and used[first] == used[first - 1] == full:
+            del times[first], used[first]
 
     def peak(self, start_s: float, stop_s: float) -> int:
         """The most devices promised at any moment from `start_s` to `stop_s`."""

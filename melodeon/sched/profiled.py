@@ -67,6 +67,8 @@ class Profiled:
         if judge is None:
             verdict = Verdict(job.spec.id, admitted=True, why="this policy admits every job")
             return verdict, _meet(memory, job.spec, memory.inner)
+        if job.spec.id in self.fixed:
+            return _at_size(view, job, self.fixed[job.spec.id]), memory  # the inner policy never sees it
         taken: dict[DeviceType, int] = {}
         for name in (*self.fixed, *self.leases):
             for kind, count in view.jobs[name].counts if name in view.jobs else ():
@@ -192,6 +194,25 @@ def without(cluster: Cluster, taken: Taken) -> Cluster:
             gone = less == node.num_devices
             nodes[index] = replace(node, up=False) if gone else replace(node, num_devices=node.num_devices - less)
     return Cluster(tuple(nodes))
+
+
+def _at_size(view: ClusterView, job: JobState, count: int) -> Verdict:
+    """Whether a job that an operator has fixed will be in time."""
+    spec, name = job.spec, job.spec.id
+    kind = _kind_with(job, dict(view.cluster.capacity), count)
+    rate = 0.0 if kind is None else spec.rate(((kind, count),)) * job.speed
+    if spec.goal is not Goal.HARD or spec.deadline_s is None:
+        return Verdict(name, admitted=True, why=f"an operator fixed it at {count}, and it may be late")
+    if rate <= 0.0:
+        return Verdict(name, admitted=False, why=f"an operator fixed it at {count}, which are not there now")
+    end_s = max(view.now_s, job.resume_s) + job.remaining / rate
+    if end_s <= spec.deadline_s:
+        return Verdict(
+            name, admitted=True, why=f"its deadline can be met with the {count} that an operator fixed it at"
+        )
+    needs, has = end_s - view.now_s, max(0.0, spec.deadline_s - view.now_s)
+    why = f"with the {count} that an operator fixed it at, it needs {needs:.0f} s and has {has:.0f}"
+    return Verdict(name, admitted=False, why=why, earliest_deadline_s=end_s)
 
 
 def _judge(policy: Policy) -> Callable[[ClusterView, JobState, object], tuple[Verdict, object]] | None:

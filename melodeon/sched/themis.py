@@ -17,7 +17,7 @@ from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.plan import Share
 from melodeon.sched.auction import Bid, nash, partial
-from melodeon.sched.gang import share
+from melodeon.sched.gang import asked, share
 from melodeon.sched.policy import Decision
 
 EPSILON = 1e-9
@@ -101,8 +101,8 @@ class Themis:
     def _sizes(self, view: ClusterView, spec: JobSpec, kind: DeviceType) -> tuple[int, ...]:
         if spec.curve(kind) is None:
             return ()
-        most = min(spec.requested_workers, spec.max_workers or spec.requested_workers, view.cluster.count(kind))
-        if most < max(1, spec.min_workers):
+        most = min(asked(spec), view.cluster.count(kind))
+        if most < spec.min_workers:
             return ()
         ladder = spec.ladder(kind)
         fewer = [n for n in ladder.levels if n < most] if self.elastic and ladder else []
@@ -150,6 +150,6 @@ def _ideal_s(view: ClusterView, job: JobState) -> float:
     rate = 0.0
     for kind, curve in job.spec.curves:
         fair = view.cluster.count(kind) / len(view.admitted)
-        most = min(fair, job.spec.requested_workers)
+        most = min(fair, asked(job.spec))
         rate += curve.rate(int(most)) if most >= 1 else curve.rate(1) * most
     return job.spec.iterations / max(rate, EPSILON)

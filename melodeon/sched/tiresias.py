@@ -36,6 +36,7 @@ class Tiresias:
         for job in sorted(view.admitted, key=now.order):
             counts = room.take(job, room.requested(job.spec))
             if counts is None:
+                wake_at = min(wake_at, now.rises_at(job, view.now_s, self.promote))
                 continue
             why = f"queue {now.of(job) + 1} by attained service, and what it requested is free"
             shares.update([share(job, counts, why)])

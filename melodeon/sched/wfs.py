@@ -36,8 +36,9 @@ class Wfs:
         shares: dict[JobId, Share] = {}
         for kind, jobs in _by_type(view).items():
             pool = _Pool(view.cluster.count(kind), kind, beyond=self.beyond)
-            for job, count in pool.divide(jobs):
-                why = f"its fair share by weight {job.spec.weight:g} among {len(jobs)} jobs"
+            divided = pool.divide(jobs)
+            for job, count in divided:
+                why = f"its fair share by weight {job.spec.weight:g} among the {len(divided)} jobs that run on {kind}"
                 shares.update([share(job, ((kind, count),), why)])
         return Decision(shares, state)
 

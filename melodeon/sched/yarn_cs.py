@@ -1,17 +1,16 @@
 """YARN's capacity scheduler as EasyScale's evaluation has it: gang FIFO over a cluster of several device types.
 
-A job gets all the devices that it asks for, of the one type that it asks for (its first curve), and keeps them to its
-end. One queue for all types: the first job that does not fit keeps every later one waiting. Unlike `fifo`, a job never
-takes another type than its own. EasyScale's published simulator stops after the head of the queue, so that its baseline
-runs one job at a time on the whole cluster: `one_at_a_time` does the same, and flatters whatever is compared with it.
+A job gets all the devices that it asks for, of the one type that it asks for (its first one that has enough for its
+least), and keeps them to its end. One queue for all types: the first job that does not fit keeps every later one
+waiting. Unlike `fifo`, a job never takes another type than its own. EasyScale's published simulator stops after the
+head of the queue, so that its baseline runs one job at a time on the whole cluster: `one_at_a_time` does the same, and
+flatters whatever is compared with it.
 """
 
 from dataclasses import dataclass
 
 from melodeon.core.clusterview import ClusterView, JobState
-from melodeon.core.jobs import JobId
-from melodeon.core.plan import Share
-from melodeon.sched.gang import Room, share
+from melodeon.sched.gang import Room, asked, share, staying
 from melodeon.sched.policy import Decision
 
 
@@ -27,10 +26,7 @@ class YarnCs:
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Running jobs stay; the heads of the queue start when they fit."""
         room = Room(view)
-        shares: dict[JobId, Share] = {}
-        for job in view.admitted:
-            if job.counts and (counts := room.take(job, job.counts)) is not None:
-                shares.update([share(job, counts, "it runs until it is done")])
+        shares = staying(view, room)
         stuck: set[str] = set()
         for place, job in enumerate(job for job in view.admitted if job.spec.id not in shares):
             if self.one_at_a_time and shares:
@@ -47,6 +43,6 @@ class YarnCs:
 
 
 def _why(place: int, job: JobState, given: int) -> str:
-    asked = job.spec.requested_workers
+    wanted = asked(job.spec)
     found = f"number {place + 1} of the queue, and all the devices that it asks for are free"
-    return found if given == asked else f"{found}: {given}, as there are never {asked}"
+    return found if given == wanted else f"{found}: {given}, as there are never {wanted}"

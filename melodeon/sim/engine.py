@@ -6,21 +6,24 @@ round, at most a slot after the last one that answered any. Nothing is computed 
 nothing changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from melodeon.core.cluster import Cluster
+from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.clusterview import ClusterView
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.overhead import Overheads
-from melodeon.core.plan import Action, Migrate, Reject, Resize, Start, Suspend, Verdict
+from melodeon.core.plan import Action, Migrate, Placement, Reject, Resize, Start, Suspend, Verdict
 from melodeon.placement.topology import topology_of
 from melodeon.sched.policy import Policy
 from melodeon.sched.tick import Round, Rules, TickState, tick
 from melodeon.sim.incidents import Incident
 from melodeon.sim.live import NEVER, JobOutcome, LiveJob
+
+Device = tuple[DeviceType, int]
+"""A type, and a slot of its topology."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,9 @@ class SimConfig:
     gather_submissions: bool = False
     """Submissions wait for a slot's end, too, as in ElasticFlow's own simulator."""
     overheads: Overheads = field(default_factory=Overheads)
+    """What changes cost."""
+    believed: Overheads | None = None
+    """What policies are told that changes cost; None: the truth."""
     rules: Rules = field(default_factory=Rules)
     incidents: tuple[Incident, ...] = ()
     record: bool = True
@@ -65,6 +71,11 @@ class SimResult:
     """Device-seconds that were there between start and end."""
     decision_s: tuple[float, ...]
     """Wall-clock seconds of every round."""
+
+
+PATIENCE = 1000
+"""A policy that asks to be woken so often in a row while nothing runs and nothing comes will never start what is left:
+there are too few devices for it."""
 
 
 def _check_names(jobs: Sequence[JobSpec]) -> None:
@@ -100,6 +111,8 @@ class Simulation:
         """Something happened since the last round."""
         self._answered_s = -NEVER
         """When the last round was that answered an event."""
+        self._idle_rounds = 0
+        """Rounds in a row in which nothing happened and nothing ran."""
 
     def run(self, until_s: float = NEVER) -> "Simulation":
         """Go on until every job is done, or to a moment."""
@@ -166,7 +179,8 @@ class Simulation:
     def view(self) -> ClusterView:
         """The cluster as a policy would see it now."""
         jobs = {name: job.state(self.now_s) for name, job in self._jobs.items()}
-        return ClusterView(self.now_s, self.cluster, jobs, self.config.slot_s, self.config.overheads)
+        told = self.config.believed or self.config.overheads
+        return ClusterView(self.now_s, self.cluster, jobs, self.config.slot_s, told)
 
     # --- time ---
 
@@ -179,7 +193,7 @@ class Simulation:
                 due = min(due, self._incidents[self._next_incident].at_s)
             # Ends and incidents are gathered for a slot; submissions and what the policy has promised do not wait.
             due = max(due, self._answered_s + self.config.slot_s)
-            if self._wake_at is not None:
+            if self._wake_at is not None and self._idle_rounds < PATIENCE:
                 due = min(due, self._wake_at)
         if self._next_arrival < len(self._arrivals):
             arrival_s = self._arrivals[self._next_arrival].submit_s
@@ -206,7 +220,7 @@ class Simulation:
             spec = self._arrivals[self._next_arrival]
             self._next_arrival += 1
             self._tick_books(spec.submit_s)
-            self._jobs[spec.id] = LiveJob(spec, self._active_s)
+            self._jobs[spec.id] = LiveJob(spec, self._active_s, self.config.overheads.end_s)
             self._dirty = True
         self._tick_books(moment)
 
@@ -272,8 +286,11 @@ class Simulation:
         if self._wake_at is not None and self._wake_at <= self.now_s:
             raise AssertionError(f"the policy wants to be woken at {self._wake_at}, which is not after {self.now_s}")
         self._judge(found)
+        idle = not found.actions and not any(job.placement for job in self._jobs.values())
+        self._idle_rounds = self._idle_rounds + 1 if idle else 0
+        leaving = dict(self._leaving(found))
         for action in found.actions:
-            self._apply(action, found)
+            self._apply(action, found, leaving)
         if self.config.record:
             self._log += [Logged(self.now_s, action) for action in found.actions]
 
@@ -286,7 +303,23 @@ class Simulation:
                 job = self._jobs.pop(verdict.job)
                 self._outcomes[verdict.job] = self._outcome(job, None)
 
-    def _apply(self, action: Action, found: Round) -> None:
+    def _leaving(self, found: Round) -> Iterator[tuple[Device, float]]:
+        """The devices that somebody has to leave first, and how long that takes."""
+        overheads = self.config.overheads
+        if not overheads.end_s and not overheads.shrink_s:
+            return
+        for action in found.actions:
+            if isinstance(action, Suspend | Resize | Migrate):
+                job, stays, seconds = self._jobs[action.job], set[Device](), overheads.end_s
+                if not isinstance(action, Suspend):
+                    # Whoever starts changes when it has started.
+                    stays = set(_devices(action.placement))
+                    seconds = overheads.shrink_s + max(0.0, job.resume_s - self.now_s)
+                for device in _devices(job.placement):
+                    if device not in stays:
+                        yield device, seconds
+
+    def _apply(self, action: Action, found: Round, leaving: Mapping[Device, float]) -> None:
         if isinstance(action, Reject):
             return
         job = self._jobs[action.job]
@@ -300,8 +333,17 @@ class Simulation:
         if not self.cluster.all_well:
             job.speed = min(node.speed for node in topology_of(self.cluster).nodes_of(placement))
         rate = job.spec.rate(share.counts, scattered=scattered, batch_size=share.batch_size) * job.speed
-        fresh = job.started_s is None
-        pause_s = self.config.overheads.pause_s(job.spec.model, share.num_devices, fresh=fresh)
+        fresh, held = job.started_s is None, not isinstance(action, Start)
+        overheads, workers = self.config.overheads, share.num_devices
+        pause_s, lead_s = overheads.pause_s(job.spec.model, workers, fresh=fresh, held=held), 0.0
+        if leaving:
+            mine = set(_devices(job.placement))
+            lead_s = max(
+                (leaving.get(device, 0.0) for device in _devices(placement) if device not in mine), default=0.0
+            )
+        if held and (overheads.start is not None or overheads.grow_s):
+            # It trains as it does until its new workers are ready, or is not even that far.
+            lead_s = job.train_on(self.now_s, lead_s + (overheads.grow_s if workers > job.num_devices else 0.0))
         match action:
             case Resize():
                 job.num_resizes += 1
@@ -309,4 +351,11 @@ class Simulation:
                 job.num_migrations += 1
             case Start():
                 pass
-        job.hold(self.now_s, share.counts, placement, rate, pause_s)
+        job.hold(self.now_s, share.counts, placement, rate, pause_s, lead_s)
+
+
+def _devices(placement: Placement) -> Iterator[Device]:
+    """The devices of a placement, one by one."""
+    for block in placement:
+        for slot in range(block.start, block.start + block.size):
+            yield block.kind, slot

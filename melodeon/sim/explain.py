@@ -98,9 +98,7 @@ def _answered(found: Record, job: Job) -> Sentence:
     if job.admitted:
         return Sentence(None, f"{found.head.policy} admitted it: {job.why}")
     at_s = next((c.at_s for c in found.changes if c.job == job.id and c.what == "reject"), None)
-    # The answer's own figure is in seconds: it is told again, on the same clock as the rest.
-    why = job.why.partition("; the earliest deadline")[0]
-    text = f"{found.head.policy} turned it away: {why}"
+    text = f"{found.head.policy} turned it away: {job.why}"
     if job.earliest_deadline_s is not None and job.deadline_s is not None:
         earliest, later = _at(found, job.earliest_deadline_s), length(job.earliest_deadline_s - job.deadline_s)
         text += f". A deadline of {earliest} would have been accepted, {later} later than its own"

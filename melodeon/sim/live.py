@@ -21,6 +21,7 @@ class LiveJob:
         "counts",
         "done",
         "effective_s",
+        "end_s",
         "finish_s",
         "num_devices",
         "num_migrations",
@@ -37,8 +38,8 @@ class LiveJob:
         "started_s",
     )
 
-    def __init__(self, spec: JobSpec, active_at_submit: float) -> None:
-        self.spec = spec
+    def __init__(self, spec: JobSpec, active_at_submit: float, end_s: float = 0.0) -> None:
+        self.spec, self.end_s = spec, end_s
         self.admitted_s: float | None = None
         self.started_s: float | None = None
         self.active_at_submit = active_at_submit
@@ -70,17 +71,30 @@ class LiveJob:
         self.resume_s = max(self.resume_s, now_s)
         self.changed_s = now_s
 
-    def hold(self, now_s: float, counts: Counts, placement: Placement, rate: float, pause_s: float) -> None:
-        """From now on it holds these devices; it trains after the pause."""
+    def hold(
+        self, now_s: float, counts: Counts, placement: Placement, rate: float, pause_s: float, lead_s: float = 0.0
+    ) -> None:
+        """From now on it holds these devices; all goes on as it was during the lead, and it trains after the pause."""
         self.settle(now_s)
         self.counts, self.placement, self.rate = counts, placement, rate
         self.num_devices = sum([count for _, count in counts])
-        if pause_s:
-            self.resume_s = now_s + pause_s
+        if self.end_s and now_s <= self.finish_s < NEVER and self.done >= self.spec.iterations and not lead_s:
+            return  # its last step is made, and it ends when it ends
+        if pause_s or lead_s:
+            self.resume_s = now_s + lead_s + pause_s
             self.pause_s += pause_s
-        self.finish_s = self.resume_s + (self.spec.iterations - self.done) / rate if rate else NEVER
+        left = self.spec.iterations - self.done
+        self.finish_s = self.resume_s + left / rate + self.end_s if rate else NEVER
         if self.started_s is None and counts:
             self.started_s = now_s
+
+    def train_on(self, now_s: float, seconds: float) -> float:
+        """Book what it trains as it is for so long from now on, in advance; how long that really is."""
+        self.settle(now_s)
+        begins_s = max(now_s, self.resume_s)
+        trained_s = min(max(0.0, now_s + seconds - begins_s), (self.spec.iterations - self.done) / self.rate)
+        self.done = min(self.done + self.rate * trained_s, self.spec.iterations)
+        return begins_s + trained_s - now_s
 
     def state(self, now_s: float) -> JobState:
         """What the policy sees of it."""
@@ -88,6 +102,8 @@ class LiveJob:
         done, running_s, iterations = self.done, now_s - self.resume_s, self.spec.iterations
         if running_s > 0:
             done += self.rate * running_s
+        if self.end_s:
+            iterations -= min(1.0, iterations / 2)  # while it ends, it is still somebody who needs devices
         return JobState(
             self.spec,
             self.admitted_s,

@@ -264,6 +264,8 @@ def _change(
         job=action.job,
         what=what,
         blocks=tuple((block.kind, block.start, block.size) for block in placement),
-        pause_s=result.config.overheads.pause_s(outcomes[action.job].spec.model, workers, fresh=fresh),
+        pause_s=result.config.overheads.pause_s(
+            outcomes[action.job].spec.model, workers, fresh=fresh, held=not isinstance(action, Start)
+        ),
         why=action.why,
     )

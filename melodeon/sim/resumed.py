@@ -26,14 +26,14 @@ def resumed(
     made._state, made._dirty = state, True
     topology = topology_of(config.cluster)
     for name, job in view.jobs.items():
-        made._jobs[name] = _live(job, view.now_s, topology)
+        made._jobs[name] = _live(job, view.now_s, topology, config.overheads.end_s)
         if job.admitted_s is not None:
             made._verdicts[name] = Verdict(name, admitted=True, why="admitted before")
     return made
 
 
-def _live(job: JobState, now_s: float, topology: Topology) -> LiveJob:
-    made = LiveJob(job.spec, 0.0)
+def _live(job: JobState, now_s: float, topology: Topology, end_s: float) -> LiveJob:
+    made = LiveJob(job.spec, 0.0, end_s)
     made.admitted_s, made.started_s, made.done = job.admitted_s, job.started_s, job.done
     made.service_s, made.speed = job.service_s, job.speed
     made.changed_s, made.resume_s = now_s, max(now_s, job.resume_s)
@@ -41,5 +41,5 @@ def _live(job: JobState, now_s: float, topology: Topology) -> LiveJob:
         scattered = len(job.placement) > 1 and not topology.is_compact(job.placement)
         made.counts, made.placement, made.num_devices = job.counts, job.placement, job.num_devices
         made.rate = job.spec.rate(job.counts, scattered=scattered) * job.speed
-        made.finish_s = made.resume_s + (job.spec.iterations - job.done) / made.rate
+        made.finish_s = made.resume_s + (job.spec.iterations - job.done) / made.rate + end_s
     return made

@@ -77,6 +77,32 @@ def job_lists(draw: st.DrawFn, most: int = 14, hard_only: bool = False) -> list[
     return specs
 
 
+@st.composite
+def bounded_jobs(draw: st.DrawFn, most: int = 8) -> list[JobSpec]:
+    """Jobs with a least and a most, for one or both of the types A and B; some ask for less than their least."""
+    specs = []
+    for index in range(draw(st.integers(1, most))):
+        kinds = draw(st.sampled_from([("A",), ("B",), ("A", "B"), ("B", "A")]))
+        own = tuple((typed(kind), draw(curves)) for kind in kinds)
+        least, submit = draw(st.sampled_from([1, 1, 2, 3, 4])), float(draw(st.integers(0, 4000)))
+        alone, goal = float(draw(st.integers(60, 8000))), draw(st.sampled_from(list(Goal)))
+        specs.append(
+            JobSpec(
+                id=JobId(f"j{index}"),
+                iterations=alone * own[0][1].rate(1),
+                curves=own,
+                submit_s=submit,
+                deadline_s=None if goal is Goal.BEST_EFFORT else submit + alone * draw(st.floats(0.3, 2.0)),
+                goal=goal,
+                requested_workers=draw(st.sampled_from([1, 2, 3, 4, 8])),
+                min_workers=least,
+                max_workers=draw(st.sampled_from([None, least, 8])),
+                weight=draw(st.sampled_from([1.0, 2.0])),
+            )
+        )
+    return specs
+
+
 clusters = st.builds(lambda nodes, width: Cluster.parse(f"{nodes}x{1 << width}"), st.integers(1, 5), st.integers(0, 3))
 
 

@@ -1,9 +1,13 @@
+import pytest
+
 from melodeon.core.cluster import Cluster
 from melodeon.core.clusterview import JobState
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.overhead import Overheads
 from melodeon.sched.edf import Edf
 from melodeon.sched.edf_admission import EdfAdmission
+from melodeon.sched.edf_elastic import EdfElastic
+from melodeon.sched.elastic_tiresias import ElasticTiresias
 from melodeon.sched.fifo import Fifo
 from melodeon.sched.tick import TickState, tick
 from melodeon.sched.tiresias import Tiresias
@@ -30,6 +34,27 @@ def test_edf_runs_a_job_on_what_the_earlier_deadlines_leave() -> None:
     assert first_shares(Edf(), jobs) == {"soon": 4, "late": 4}
     large = [jobs[0], job("late", 10.0, LINEAR, deadline_s=90.0, min_workers=8)]
     assert first_shares(Edf(), large) == {"soon": 4}
+
+
+def test_reasons_say_whether_a_job_has_all_that_helps_or_what_was_free() -> None:
+    jobs = [job("soon", 10.0, LINEAR, deadline_s=50.0, max_workers=4), job("late", 10.0, LINEAR, deadline_s=90.0)]
+    view = view_of(Cluster.parse("1x8"), [JobState(spec) for spec in jobs])
+    shares = tick(view, Edf(), TickState()).plan.shares.values()
+    assert [share.why for share in shares] == [
+        "number 1 by deadline, on all 4 that help",
+        "number 2 by deadline, on what is free",
+    ]
+    # "soon" need not begin yet to be in time.
+    shares = tick(view, EdfElastic(), TickState()).plan.shares.values()
+    assert (
+        next(share.why for share in shares) == "its minimum share in order of deadline is 0 now, and 4 more were left"
+    )
+
+
+def test_elastic_tiresias_does_not_call_a_job_shrunk_that_has_all_there_is() -> None:
+    view = view_of(Cluster.parse("1x8"), [JobState(job("a", 10.0, LINEAR, requested_workers=16), admitted_s=0.0)])
+    (share,) = ElasticTiresias().decide(view, None).shares.values()
+    assert share.why == "queue 1 by attained service, and what it requested is free"
 
 
 def test_edf_with_admission_counts_on_what_the_earlier_deadlines_leave() -> None:
@@ -68,3 +93,12 @@ def test_tiresias_prefers_least_attained_service_and_wakes_at_the_threshold() ->
     assert abs((ends["young"] or 0.0) - 300.0) < 0.1  # type: ignore[index]
     assert abs((ends["old"] or 0.0) - 1350.0) < 0.1  # type: ignore[index]
     assert result.outcomes[0].num_suspensions == 1
+
+
+def test_tiresias_promotes_a_starving_job_although_nothing_else_happens() -> None:
+    # Both sink after 10 s; then "b" waits for "a", which came first, until it has waited for as long as it ran.
+    jobs = [job(name, 100.0, LINEAR) for name in ("a", "b")]
+    config = SimConfig(cluster=Cluster.parse("1x1"), overheads=Overheads.none())
+    result = Simulation(config, jobs, Tiresias(thresholds_s=(10.0,), promote=3.0)).run().result()
+    resumed = [entry.at_s for entry in result.log if entry.action.job == "b"]
+    assert resumed[1:3] == pytest.approx([20.0, 40.0], abs=0.1)

@@ -118,3 +118,16 @@ def test_any_bound_gives_a_right_answer(
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match="above 0"):
         Chronus(lease_s=0.0)
+
+
+def test_in_whole_leases_a_job_needs_every_one_that_it_begins() -> None:
+    # 10 s longer than a lease, and the second lease would end after the deadline.
+    state = JobState(job("a", 110.0, LINEAR, deadline_s=195.0), admitted_s=0.0)
+    view = view_of(Cluster.parse("1x1"), [state], overheads=Overheads.none())
+
+    def chosen(whole: bool) -> set[str]:
+        state = Chronus(lease_s=100.0, whole_leases=whole).decide(view, None).state
+        return set(state.chosen)  # type: ignore[attr-defined]
+
+    assert chosen(whole=False) == {"a"}
+    assert chosen(whole=True) == set()

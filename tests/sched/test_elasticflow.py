@@ -69,11 +69,12 @@ def test_the_deadline_that_a_refusal_names_is_accepted(jobs: list[JobSpec], slot
     at_once = [replace(spec, submit_s=0.0, deadline_s=(spec.deadline_s or 0.0) - spec.submit_s) for spec in jobs]
     view = view_of(cluster, [JobState(spec) for spec in at_once], slot_s=slot_s)
     round_ = tick(view, policy, TickState())
-    in_view = {v.job: structs.replace(view.jobs[v.job], admitted_s=0.0) for v in round_.verdicts if v.admitted}
+    in_view: dict[JobId, JobState] = {}
     memory: object = None
-    for state in in_view.values():
-        verdict, memory = policy.admit(view_of(cluster, in_view, slot_s=slot_s), state, memory)
+    for name in [verdict.job for verdict in round_.verdicts if verdict.admitted]:
+        verdict, memory = policy.admit(view_of(cluster, in_view, slot_s=slot_s), view.jobs[name], memory)
         assert verdict.admitted
+        in_view[name] = structs.replace(view.jobs[name], admitted_s=0.0)
     for verdict in round_.verdicts:
         if not verdict.admitted and verdict.earliest_deadline_s is not None:
             spec = replace(view.jobs[verdict.job].spec, deadline_s=verdict.earliest_deadline_s)

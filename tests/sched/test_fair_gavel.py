@@ -50,6 +50,12 @@ def test_who_gains_most_from_the_fast_type_gets_most_of_it() -> None:
     assert found[0][0] + found[1][0] == pytest.approx(0.7377, abs=1e-3)
 
 
+def test_where_everybody_fits_no_program_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("melodeon.sched.maxmin._solver", lambda: pytest.fail("a program was solved"))
+    keen, mild = [Valued(((V100, 2),), 1.6), Valued(((K80, 2),), 0.4)], [Valued(((K80, 1),), 0.9)]
+    assert max_min([keen, mild, []], {V100: 2, K80: 1}) == [[1.0, 0.0], [1.0], []]
+
+
 values = st.floats(0.1, 4.0)
 
 

@@ -159,3 +159,29 @@ def test_reservations_never_exceed_the_devices_and_are_worth_what_they_must_be(
             before = (stop, workers)
         assert trained >= work
         assert found.slack == pytest.approx(trained - work, abs=1e-3)
+
+
+def test_promises_in_a_row_are_one_segment() -> None:
+    profile = Profile(0.0, 2)
+    for start in range(100):
+        profile.add(10.0 + start, 12.0 + start, 1)
+    assert profile.times == [0.0, 10.0, 11.0, 110.0, 111.0]
+    assert profile.used == [0, 1, 2, 1, 0]
+    profile.add(50.0, 60.0, -1)
+    assert [profile.peak(at, at + 0.5) for at in (49.0, 50.0, 59.0, 60.0)] == [2, 1, 1, 2]
+    profile.add(50.0, 60.0, 1)
+    assert profile.times == [0.0, 10.0, 11.0, 110.0, 111.0]
+
+
+def test_what_was_useless_once_is_looked_at_again_when_something_is_taken_back() -> None:
+    profile, wanted = Profile(0.0, 1), ask(5.0, 100.0)
+    profile.add(0.0, 100.0, 1)
+    assert fill(profile, wanted, UNITS) is None
+    profile.add(20.0, 60.0, -1)
+    found = fill(profile, wanted, UNITS)
+    assert found is not None
+    assert found.blocks[-1][1] == 60.0
+    reserve(profile, found)
+    later = fill(profile, replace(wanted, deadline_s=99.0), UNITS)
+    assert later is not None
+    assert later.blocks[-1][1] == found.blocks[0][0]

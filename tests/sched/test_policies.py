@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melodeon.core.cluster import Cluster
+from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobSpec
 from melodeon.core.overhead import Overheads
@@ -12,7 +13,8 @@ from melodeon.sched.policy import Decision
 from melodeon.sched.registry import POLICIES, make_policy
 from melodeon.sim.engine import SimConfig, Simulation
 from melodeon.sim.incidents import random_failures
-from tests.sched.draws import clusters, job_lists, overheads
+from melodeon.sim.live import JobOutcome
+from tests.sched.draws import bounded_jobs, clusters, job, job_lists, overheads
 
 
 class Watched:
@@ -65,6 +67,51 @@ def test_laws_hold_while_nodes_fail(name: str, jobs: list[JobSpec], seed: int) -
     config = SimConfig(cluster=cluster, incidents=failures)
     result = Simulation(config, jobs, Watched(name)).run().result()
     assert all(o.finished_s is not None for o in result.outcomes if o.admitted)
+
+
+MIXED = st.sampled_from(["2x2:A,1x8:B", "1x4:A,2x4:B", "1x2:A,1x4:B"])
+
+
+def ends(outcome: JobOutcome, cluster: Cluster) -> bool:
+    """Whether a job was turned away, came to its end, or never can where types do not mix."""
+    possible = any(cluster.count(kind) >= outcome.spec.min_workers for kind, _ in outcome.spec.curves)
+    return not outcome.admitted or outcome.finished_s is not None or not possible
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=8)
+@given(bounded_jobs(), MIXED, st.none() | st.integers(0, 500))
+def test_laws_hold_for_jobs_with_bounds_on_two_types(
+    name: str, jobs: list[JobSpec], text: str, seed: int | None
+) -> None:
+    cluster = Cluster.parse(text)
+    failures = (
+        () if seed is None else random_failures(cluster, mean_up_s=4e3, mean_repair_s=1500, until_s=2e4, seed=seed)
+    )
+    result = Simulation(SimConfig(cluster=cluster, incidents=failures), jobs, Watched(name)).run().result()
+    assert all(ends(outcome, cluster) for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=8)
+@given(
+    bounded_jobs(), MIXED, st.sampled_from(["easyscale-heter", "gavel-hetero", "elasticflow"]), st.integers(100, 4000)
+)
+def test_laws_hold_for_a_policy_that_takes_over_from_another(
+    name: str, jobs: list[JobSpec], text: str, before: str, when_s: int
+) -> None:
+    cluster = Cluster.parse(text)
+    trunk = Simulation(SimConfig(cluster=cluster), jobs, Watched(before)).run(float(when_s))
+    result = trunk.fork(policy=Watched(name)).run().result()
+    assert all(ends(outcome, cluster) for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_job_that_is_too_large_for_the_cluster_keeps_no_other_from_ending(name: str) -> None:
+    large = job("large", 100.0, ScalingCurve.linear(1.0, 8), min_workers=8)
+    small = job("small", 100.0, ScalingCurve.linear(1.0, 8), submit_s=5.0)
+    result = Simulation(SimConfig(cluster=Cluster.parse("1x4")), [large, small], Watched(name)).run().result()
+    assert [outcome.finished_s is not None for outcome in result.outcomes] == [False, True]
 
 
 def test_an_unknown_policy_is_answered_with_the_nearest() -> None:

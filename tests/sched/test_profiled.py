@@ -68,6 +68,19 @@ def test_fixed_jobs_get_their_size_and_the_others_the_rest() -> None:
     assert counts(free)["a"] in (4, 8), "given back to the policy, it is met again"
 
 
+def test_a_fixed_job_is_judged_at_its_size() -> None:
+    """An operator's word stands above the policy, which sees nothing of such a job and cannot be asked about it."""
+    policy = Profiled(inner=make_policy("elasticflow"), fixed={JobId("a"): 2})
+    others = {"b": state("b", admitted_s=0.0)}
+    kept = tick(view(10.0, {"a": state("a", 800.0, 410.0), **others}), policy, TickState())
+    assert [(verdict.job, verdict.admitted) for verdict in kept.verdicts] == [("a", True)]
+    assert counts(kept)["a"] == 2
+    (refused,) = tick(view(10.0, {"a": state("a", 800.0, 409.0), **others}), policy, TickState()).verdicts
+    assert (refused.admitted, refused.earliest_deadline_s) == (False, 410.0)
+    late = JobState(job("a", 800.0, LINEAR, deadline_s=20.0, goal=Goal.SOFT))
+    assert tick(view(10.0, {"a": late}), policy, TickState()).verdicts[0].admitted, "it may be late"
+
+
 def test_a_lease_breaks_no_promise() -> None:
     policy = make_policy("elasticflow")
     tight = state("tight", work=800.0, deadline_s=102.0)
