@@ -10,7 +10,7 @@ from melodeon.cli.job import parse_line
 from melodeon.cli.output import print_json, print_titled
 from melodeon.core.errors import Cancelled, MelodeonError, Unreachable
 from melodeon.viz.timeline import pauses_of, whole
-from melodeon.viz.words import count, milliseconds, number, plain
+from melodeon.viz.words import counted, milliseconds, number, plain
 
 if TYPE_CHECKING:
     from melodeon.coord.client import JobHandle
@@ -70,14 +70,14 @@ def tell_view(handle: "JobHandle", answer: "Answer", *, as_json: bool) -> None:
     workers, assignment = facts.get("workers"), facts.get("assignment")
     if "generation" in facts:
         size = len(workers) if isinstance(workers, list | tuple) else whole(workers)
-        who = "" if size is None else ": " + count(size, "worker") + (f" as {assignment}" if assignment else "")
+        who = "" if size is None else ": " + counted(size, "worker") + (f" as {assignment}" if assignment else "")
         say("view", f"{number(facts['generation'])}{who}, from step {number(facts.get('step'))}")
     pauses = pauses_of(facts)
     if pauses:
         slowest = max(pauses, key=lambda worker: pauses[worker])
         say(
             "pause",
-            f"{milliseconds(pauses[slowest])}, the longest of {count(len(pauses), 'worker')} (worker {slowest})",
+            f"{milliseconds(pauses[slowest])}, the longest of {counted(len(pauses), 'worker')} (worker {slowest})",
         )
     say("next", f"melodeon top {handle.id}")
 

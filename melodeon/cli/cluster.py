@@ -5,7 +5,6 @@ Where a name may be a job of the cluster or a run of `melodeon run`, the cluster
 
 import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,8 +39,8 @@ def there(patience_s: float | None = None) -> "Cluster | None":
     """The cluster, where one is named or runs; looks without loading the client."""
     from melodeon.control import address
 
-    state = os.environ.get(STATE)
-    if not os.environ.get(URL) and address.find(Path(state) if state else None) is None:
+    named = os.environ.get(URL) or os.environ.get(STATE)
+    if not named and address.find(None) is None:
         return None
     return connect(patience_s)
 

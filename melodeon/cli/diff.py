@@ -10,6 +10,7 @@ from typing import Annotated, TextIO, TypeVar
 import typer
 
 from melodeon.cli.job import RUNS_ROOT, RunsRoot, read_json
+from melodeon.cli.options import Json
 from melodeon.cli.output import print_json, print_titled
 from melodeon.core import receipt, statediff
 from melodeon.core.errors import NotBitwise, NotFound, UsageError
@@ -25,7 +26,7 @@ def diff(
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="A run's folder or id.")],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="Another's.")],
     runs_root: RunsRoot = RUNS_ROOT,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Find the first operator whose inputs agree and outputs differ.
 

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from melodeon.backends.machine import Machine, inspect
+from melodeon.cli.options import Json
 from melodeon.cli.output import print_json, print_table
 from melodeon.core.determinism import D2_FLAGS, LEVELS, level_env
 from melodeon.core.errors import NotBitwise
@@ -73,7 +74,7 @@ class Trial:
 
 def doctor(
     no_check: Annotated[bool, typer.Option("--no-check", help="Only look; start no processes.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what this machine can promise, and check it."""
     machine, torch_version = inspect(), _torch_version()

@@ -6,6 +6,7 @@ import typer
 
 from melodeon.cli.cluster import ClusterJob, connect, print_value, say
 from melodeon.cli.job import Output, wants_json
+from melodeon.cli.options import Epochs, OnMiss, Priority, Range, Steps
 from melodeon.cli.submit import next_try, tell
 from melodeon.core.errors import Rejected, UsageError
 
@@ -16,12 +17,14 @@ NONE = "none"
 def edit(
     job: ClusterJob,
     deadline: Annotated[str | None, typer.Option(metavar="6h|DATE|none", help="From now; none: best effort.")] = None,
-    on_miss: Annotated[str | None, typer.Option(metavar="reject|soft", help="What to do if it will be late.")] = None,
-    priority: Annotated[float | None, typer.Option(help="Its weight among others.")] = None,
-    workers: Annotated[str | None, typer.Option(metavar="1-8", help="How few and how many it may have.")] = None,
-    steps: Annotated[int | None, typer.Option(help="It ends after so many steps.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="It ends after so many epochs.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="AIM|none", help="Or once a logged mean is good enough.")] = None,
+    on_miss: OnMiss = None,
+    priority: Priority = None,
+    workers: Range = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="AIM|none", help="Stop once a logged mean is good enough.")
+    ] = None,
     output: Output = "table",
 ) -> None:
     """Change a submitted job; its deadline is judged again.

@@ -138,7 +138,7 @@ def _refusal(problem: Exception, words: Sequence[str]) -> BaseException:
     names = getattr(getattr(problem, "param", None), "opts", ())
     given = next((f"{name} {value}" for name, value in _values(words) if name in names), None)
     if given is not None and text.startswith("invalid value for "):
-        rule = text.partition(": ")[2].partition(", ")[0]
+        rule = text.partition(": ")[2].partition(", ")[0].replace("Input should", "it must")
         text = f"{given} cannot be: {rule[0].lower()}{rule[1:]}"
     context = getattr(problem, "ctx", None)
     return UsageError(f"{text} (see `{context.command_path if context else 'melodeon'} --help`)")

@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Mapping
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def read_job(file: str | None, flags: Mapping[str, object]) -> Spec:
 
 def read_file(file: str) -> dict[Any, Any]:
     """The fields of a job's file, in YAML or JSON; `-` is stdin."""
-    import yaml
+    from melodeon.core.jobtext import read_fields
 
     try:
         text = sys.stdin.read(LARGEST + 1) if file == STDIN else Path(file).read_text(encoding="utf-8")
@@ -51,17 +50,7 @@ def read_file(file: str) -> dict[Any, Any]:
         raise UsageError(f"job file {file!r} is not text in UTF-8: write it as YAML") from error
     if len(text) > LARGEST:
         raise UsageError(f"job file {file!r} is larger than 1 MiB: a job is a few lines of YAML")
-    try:
-        raw = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 1}" if mark is not None else ""
-        why = getattr(error, "problem", None) or "it cannot be read"
-        raise UsageError(f"job file {file!r} is no YAML{line} ({why}): write lines such as `name: cnn`") from error
-    if not isinstance(raw, dict):
-        raise UsageError(f"job file {file!r} is no table of fields: write lines such as `name: cnn`")
-    # YAML knows days; the reader knows moments.
-    return {name: value.isoformat() if isinstance(value, date) else value for name, value in raw.items()}
+    return read_fields(text, f"job file {file!r}")
 
 
 def parse_env(words: object) -> dict[str, str]:

@@ -33,7 +33,7 @@ from melodeon.cli.job import (
 from melodeon.cli.output import print_json, print_table
 from melodeon.core.errors import MelodeonError, NotFound, UsageError
 from melodeon.viz.timeline import whole
-from melodeon.viz.words import count
+from melodeon.viz.words import counted
 
 if TYPE_CHECKING:
     from melodeon.coord.messages import Answer
@@ -136,7 +136,7 @@ def profile(
         most = virtual_workers(status) or low
         max_ = max(low, min(most, 2 * len(seated(status))))
     if not as_json:
-        print(f"measuring {handle.id} from {low} to {count(max_, 'worker')}; it trains on ...", file=sys.stderr)
+        print(f"measuring {handle.id} from {low} to {counted(max_, 'worker')}; it trains on ...", file=sys.stderr)
     high = max_
     answer = waited(handle, lambda: handle.profile(low, high))
     rates = _rates(answer.values)
@@ -196,7 +196,7 @@ def _override(job: "JobInfo", workers: str | None, others: Sequence[str], *, as_
     if as_json:
         print_value(made)
         return
-    fixed = "as many workers as the policy gives it" if made.override is None else count(made.override, "worker")
+    fixed = "as many workers as the policy gives it" if made.override is None else counted(made.override, "worker")
     say("done", f"{made.id} shall have {fixed}; it has {made.workers} now")
     say("next", f"melodeon show {made.id}" if made.override is None else f"melodeon scale {made.id} {AUTO}")
 

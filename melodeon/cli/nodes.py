@@ -10,7 +10,7 @@ from melodeon.cli.job import Output, wants_json
 from melodeon.cli.output import columns, print_json
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.text import plain
-from melodeon.viz.words import count
+from melodeon.viz.words import counted
 
 if TYPE_CHECKING:
     from melodeon.core.service import NodeInfo
@@ -55,7 +55,9 @@ def nodes(
         return
     print("\n".join(columns([COLUMNS, *map(_cells, listed)], gives_way=JOBS, numbers=NUMBERS)))
     used, have = sum(map(_used, listed)), sum(one.num_devices for one in listed)
-    print(f"\n{used} of {count(have, 'device')} in use")
+    print(f"\n{used} of {counted(have, 'device')} in use")
+    holder = next((job for one in listed for job in one.jobs if job is not None), None)
+    print(f"next: melodeon {'submit FILE' if holder is None else f'show {plain(holder)}'}")
 
 
 def _used(node: "NodeInfo") -> int:

@@ -12,7 +12,7 @@ import typer
 from melodeon.cli import ps_cluster
 from melodeon.cli.cluster import Local
 from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, read_json, runs_in, wants_json
-from melodeon.cli.output import columns, print_json
+from melodeon.cli.output import columns, print_json, print_wrapped
 from melodeon.core.errors import Cancelled, MelodeonError
 from melodeon.viz.timeline import mappings, whole
 from melodeon.viz.words import duration, number, plain
@@ -56,9 +56,10 @@ def ps(
 
 def _tell_nothing(runs_root: str, *, all_runs: bool) -> None:
     if all_runs:
-        print(f"no job runs on this machine, and {runs_root} holds no run: start one by `melodeon run SCRIPT`")
+        print_wrapped(f"no job runs on this machine, and {runs_root} holds no run: start one by `melodeon run SCRIPT`")
     else:
-        print("no job runs on this machine: start one by `melodeon run SCRIPT`, or see ended ones by `melodeon ps -a`")
+        text = "start one by `melodeon run SCRIPT`, or see ended ones by `melodeon ps -a`"
+        print_wrapped(f"no job runs on this machine: {text}")
 
 
 def running_jobs() -> list[dict[str, object]]:

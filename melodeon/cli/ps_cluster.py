@@ -9,7 +9,7 @@ from melodeon.cli.cluster import there
 from melodeon.cli.output import WIDTH, columns, print_wrapped
 from melodeon.core.errors import Unreachable
 from melodeon.core.text import plain
-from melodeon.viz.words import count, duration, number
+from melodeon.viz.words import counted, duration, number
 
 if TYPE_CHECKING:
     from melodeon.core.service import JobInfo, Overview
@@ -40,12 +40,12 @@ class Found:
             print("\n".join(_table([_cells(job, self.overview.now) for job in self.jobs])))
             print()
         view = self.overview
-        used = f"{view.devices_used} of {count(view.devices_up, 'device')} in use, policy {view.policy}"
+        used = f"{view.devices_used} of {counted(view.devices_up, 'device')} in use, policy {view.policy}"
         if self.jobs:
             print(f"{used}\nnext: melodeon show {plain(self.jobs[-1].id)}")
         else:
             known = sum(view.jobs.values()) if not self.all_jobs else 0
-            ended = f"; {count(known, 'job')} ended, see `melodeon ps -a`" if known else ""
+            ended = f"; {counted(known, 'job')} ended, see `melodeon ps -a`" if known else ""
             print_wrapped(f"no job on the cluster ({used}){ended}: submit one by `melodeon submit FILE`")
 
 

@@ -1,17 +1,15 @@
-"""`melodeon run`: a training script on any number of local workers.
-
-The command is a long function because each of its options is a line of it.
-"""
+"""`melodeon run`: a training script on any number of local workers."""
 
 import shlex
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from melodeon.backends.runs import Report, Request, perform
 from melodeon.cli.batches import read_curves, read_history
+from melodeon.cli.options import Args, Determinism, Epochs, Order, Script, Steps, Threads, Until
 from melodeon.cli.output import print_json
 from melodeon.cli.progress import choose
 from melodeon.cli.training import checked_launch, explain_failure
@@ -20,18 +18,32 @@ from melodeon.core.determinism import DEFAULT
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
 
+if TYPE_CHECKING:
+    from melodeon.backends.elastic import Elastic
+
+
+Curves = dict[int, dict[int, float]]
+
+
+class Watch(NamedTuple):
+    """When a worker is replaced."""
+
+    restarts: int
+    factor: float
+    patience: int
+
 
 def run(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed to the script as is.")] = None,
+    script: Script,
+    args: Args = None,
     workers: Annotated[int | None, typer.Option(help="How many worker processes; 1 by default.")] = None,
     assignment: Annotated[str | None, typer.Option(help="Virtual workers per worker, like 3,1,4.")] = None,
-    determinism: Annotated[str, typer.Option(help="D0, D1 or D2; applied before torch loads.")] = DEFAULT,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; defines the bits.")] = None,
-    order: Annotated[str | None, typer.Option(help="tree or ddp, over the script's choice.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps in all.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Stop after this many epochs.")] = None,
-    until: Annotated[str | None, typer.Option(help="Stop once a logged mean is good enough.", metavar="AIM")] = None,
+    determinism: Determinism = None,
+    threads: Threads = None,
+    order: Order = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    until: Until = None,
     receipt_every: Annotated[int | None, typer.Option(min=0, help="Steps between receipt entries; 0: end.")] = None,
     record_ops: Annotated[bool, typer.Option("--record-ops", help="Record every operator, for `diff`.")] = False,
     record_states: Annotated[bool, typer.Option("--record-states", help="Record every tensor's digest.")] = False,
@@ -54,20 +66,17 @@ def run(
 
     The result does not depend on --workers or --assignment, only the time does.
     """
-    from melodeon.backends.elastic import Elastic
-    from melodeon.coord.hybrid import HybridConfig
-    from melodeon.coord.master_state import JobConfig
-    from melodeon.core.spec import READERS
-
     counts = _counts(workers, assignment)
     is_elastic = not (static or record_ops or counts)
     _require_hybrid(hybrid, curves, possible=is_elastic and not batch_history)
     launch = replace(
-        checked_launch(script, determinism=determinism, threads=threads, order=order, steps=steps, runs_root=runs_root),
+        checked_launch(
+            script, determinism=determinism or DEFAULT, threads=threads, order=order, steps=steps, runs_root=runs_root
+        ),
         num_workers=len(counts) if counts else workers or 1,
         counts=counts,
         max_epochs=epochs,
-        until=until if until is None else READERS["until"]("--until", until),
+        until=_until(until),
         receipt_every=receipt_every,
         record_ops=record_ops,
         record_states=record_states,
@@ -75,20 +84,35 @@ def run(
         hybrid=hybrid,
         batch_history=read_history(batch_history),
     )
-    grows = HybridConfig(curves=read_curves(curves)) if hybrid else None
+    watch = Watch(restarts=restarts, factor=straggler, patience=patience)
+    elastic = _elastic(launch, agents, store, watch, read_curves(curves)) if is_elastic else None
+    command = ["melodeon", *sys.argv[1:]]
+    request = Request(script=script, args=args or (), launch=launch, name=name, command=command, elastic=elastic)
+    _finish(_perform(request, quiet=quiet, as_json=json), request, quiet=quiet, as_json=json)
+
+
+def _until(text: str | None) -> str | None:
+    from melodeon.core.spec import READERS
+
+    return None if text is None else READERS["until"]("--until", text)
+
+
+def _elastic(launch: Launch, agents: int, store: str | None, watch: Watch, curves: Curves) -> "Elastic":
+    """How workers that come and go are kept."""
+    from melodeon.backends.elastic import Elastic
+    from melodeon.coord.hybrid import HybridConfig
+    from melodeon.coord.master_state import JobConfig
+
     job = JobConfig(
         job="",
         workers=launch.num_workers,
         agents=agents,
-        restarts=restarts,
-        straggler_factor=straggler,
-        straggler_patience=patience,
-        hybrid=grows,
+        restarts=watch.restarts,
+        straggler_factor=watch.factor,
+        straggler_patience=watch.patience,
+        hybrid=HybridConfig(curves=curves) if launch.hybrid else None,
     )
-    elastic = Elastic(job=job, agents=agents, store=store) if is_elastic else None
-    command = ["melodeon", *sys.argv[1:]]
-    request = Request(script=script, args=args or (), launch=launch, name=name, command=command, elastic=elastic)
-    _finish(_perform(request, quiet=quiet, as_json=json), request, quiet=quiet, as_json=json)
+    return Elastic(job=job, agents=agents, store=store)
 
 
 def _require_hybrid(hybrid: bool, curves: str | None, *, possible: bool) -> None:

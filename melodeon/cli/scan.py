@@ -11,6 +11,7 @@ import typer
 from melodeon.backends.runs import Request, perform
 from melodeon.cli.checks import require_script, require_torch
 from melodeon.cli.job import RUNS_ROOT, RunsRoot
+from melodeon.cli.options import Args, Json, Script
 from melodeon.cli.output import print_json, print_table, print_wrapped
 from melodeon.cli.progress import choose
 from melodeon.cli.verify_runs import make_stamp
@@ -23,12 +24,12 @@ DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 
 
 def scan(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed to the script as is.")] = None,
+    script: Script,
+    args: Args = None,
     device: Annotated[str | None, typer.Option(help="Judge for cpu or cuda; else where the model is.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="List the pinned operators too.")] = False,
     runs_root: RunsRoot = RUNS_ROOT,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """List the operators of SCRIPT whose bits depend on the device.
 

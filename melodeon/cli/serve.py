@@ -11,7 +11,7 @@ from melodeon.cli.cluster import say
 from melodeon.cli.output import print_json
 from melodeon.cli.policy import complete_policy
 from melodeon.core.errors import UsageError
-from melodeon.viz.words import count
+from melodeon.viz.words import counted
 
 if TYPE_CHECKING:
     from melodeon.control.service import Ready
@@ -85,7 +85,7 @@ def _tell(ready: "Ready", *, as_json: bool) -> None:
         return
     total = sum(node.num_devices for node in nodes)
     kinds = ", ".join(sorted({str(node.device_type) for node in nodes}))
-    say("serving", f"{count(total, 'device')} ({kinds}) on {count(len(nodes), 'node')}, policy {ready.policy}")
+    say("serving", f"{counted(total, 'device')} ({kinds}) on {counted(len(nodes), 'node')}, policy {ready.policy}")
     say("state", ready.address.state)
     say("pages", ready.login_url)
     say("next", "melodeon submit FILE, from another terminal; Ctrl-C ends this, jobs go on")

@@ -11,12 +11,11 @@ from melodeon.cli.submit import deadline_text
 from melodeon.cli.times import clock
 from melodeon.cli.wait import submit_again
 from melodeon.core.text import plain
-from melodeon.viz.words import count, duration, number
+from melodeon.viz.words import counted, duration, number
 
 if TYPE_CHECKING:
     from melodeon.core.service import Device, JobInfo, Sentence
 
-MEASURED = "steps a second measured"
 LIVE = ("profiling", "starting", "running", "suspending")
 
 
@@ -61,8 +60,8 @@ def _tell(info: "JobInfo", now: float) -> None:
         points = sorted((int(size), rate) for size, rate in info.curve.items())
         say("curve", "steps/s by workers: " + ", ".join(f"{size}: {rate:.3g}" for size, rate in points))
     if info.num_resizes or info.num_suspensions or info.incarnation > 1:
-        changes = f"{count(info.num_resizes, 'resize')}, {count(info.num_suspensions, 'suspension')}"
-        say("changes", f"{changes}, {count(info.incarnation, 'start')}; {duration(info.pause_s)} without progress")
+        changes = f"{counted(info.num_resizes, 'resize')}, {counted(info.num_suspensions, 'suspension')}"
+        say("changes", f"{changes}, {counted(info.incarnation, 'start')}; {duration(info.pause_s)} without progress")
     if info.why:
         say("why", info.why)
     if info.digest:
@@ -81,9 +80,7 @@ def _steps(info: "JobInfo") -> str:
 def tell_story(story: "Sequence[Sentence]", now: float) -> None:
     """A sentence a line, with its time."""
     indent = max((len(clock(part.at, now)) for part in story if part.at is not None), default=8) + 2
-    for part, after in zip(story, [*story[1:], None], strict=True):
-        if after is not None and part.text.startswith(MEASURED) and after.text.startswith(MEASURED):
-            continue  # it is measured all the time; the last figure of a stretch says it
+    for part in story:
         print_titled("" if part.at is None else clock(part.at, now), plain(part.text), indent=indent)
 
 

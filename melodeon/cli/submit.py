@@ -1,7 +1,4 @@
-"""`melodeon submit`: a job for the cluster, answered at once.
-
-The command is a long function because each field of a job is an option, and a line of it.
-"""
+"""`melodeon submit`: a job for the cluster, answered at once."""
 
 import time
 from collections.abc import Mapping
@@ -13,9 +10,21 @@ import typer
 from melodeon.cli.cluster import connect, print_value, say, say_next
 from melodeon.cli.job import Output, wants_json
 from melodeon.cli.jobfile import command_line, read_job
+from melodeon.cli.options import (
+    Deadline,
+    Determinism,
+    Epochs,
+    OnMiss,
+    Order,
+    Priority,
+    Range,
+    Steps,
+    Threads,
+    Until,
+)
 from melodeon.cli.times import clock, flag
 from melodeon.core.errors import Rejected, UsageError
-from melodeon.viz.words import count, duration
+from melodeon.viz.words import counted, duration
 
 if TYPE_CHECKING:
     from melodeon.core.service import JobInfo, Submission
@@ -25,17 +34,17 @@ def submit(
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="A job's file in YAML; - is stdin.")] = None,
     run: Annotated[str | None, typer.Option(metavar="'SCRIPT ARGS'", help="What to run, instead of a file.")] = None,
     name: Annotated[str | None, typer.Option(help="What to call it; the script's name by default.")] = None,
-    steps: Annotated[int | None, typer.Option(help="It ends after so many steps.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="It ends after so many epochs.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="AIM", help="Or once a logged mean is good enough.")] = None,
-    deadline: Annotated[str | None, typer.Option(metavar="6h|DATE", help="By when; without it best effort.")] = None,
-    on_miss: Annotated[str | None, typer.Option(metavar="reject|soft", help="soft: admitted even if late.")] = None,
-    workers: Annotated[str | None, typer.Option(metavar="1-8", help="How few and how many it may have.")] = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    until: Until = None,
+    deadline: Deadline = None,
+    on_miss: OnMiss = None,
+    workers: Range = None,
     virtual_workers: Annotated[int | None, typer.Option(help="Defines the result; else the script says.")] = None,
-    priority: Annotated[float | None, typer.Option(help="Its weight among others; 1 by default.")] = None,
-    order: Annotated[str | None, typer.Option(metavar="tree|ddp", help="Over the script's choice.")] = None,
-    determinism: Annotated[str | None, typer.Option(metavar="D0|D1|D2", help="D1 by default.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads per worker; defines the bits.")] = None,
+    priority: Priority = None,
+    order: Order = None,
+    determinism: Determinism = None,
+    threads: Threads = None,
     devices: Annotated[str | None, typer.Option(metavar="cpu,A100", help="Types it may run on.")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A variable; several times.")] = None,
@@ -51,9 +60,6 @@ def submit(
 
     Answers at once: admitted, with the planned finish; or rejected, with the earliest deadline that would be kept.
     """
-    as_json = wants_json(output)
-    if dry_run and wait:
-        raise UsageError("--dry-run submits nothing that --wait could follow: give one of them")
     flags: dict[str, object] = {
         "run": run,
         "name": name,
@@ -76,26 +82,32 @@ def submit(
         "memory": memory,
         "restarts": restarts,
     }
+    raise typer.Exit(_submit(file, flags, dry_run=dry_run, wait=wait, as_json=wants_json(output)))
+
+
+def _submit(file: str | None, flags: Mapping[str, object], *, dry_run: bool, wait: bool, as_json: bool) -> int:
+    """Submit, tell the answer, and return the exit code."""
+    if dry_run and wait:
+        raise UsageError("--dry-run submits nothing that --wait could follow: give one of them")
     job = read_job(file, flags)
     with connect() as cluster:
         answer = cluster.submit(job, dry_run=dry_run)
-    again = next_try("submit", file, flags, answer.job) if answer.admitted is False else ""
-    if wait and answer.admitted is not False:
+    rejected = answer.admitted is False
+
+    def retry(job: "JobInfo") -> str:
+        return next_try("submit", file, flags, job)
+
+    again = retry(answer.job) if rejected else ""
+    follows = wait and not rejected
+    if not as_json:
+        tell(answer, again)
+    elif not follows:
+        print_value(answer, next=again or answer.next)
+    if follows:
         from melodeon.cli.wait import wait_for
 
-        if not as_json:
-            tell(answer, again)
-
-        def retry(job: "JobInfo") -> str:
-            return next_try("submit", file, flags, job)
-
-        raise typer.Exit(wait_for(answer.job.id, None, as_json=as_json, quiet=as_json, retry=retry))
-    if as_json:
-        print_value(answer, next=again or answer.next)
-    else:
-        tell(answer, again)
-    if answer.admitted is False:
-        raise typer.Exit(Rejected.exit_code)
+        return wait_for(answer.job.id, None, as_json=as_json, quiet=as_json, retry=retry)
+    return Rejected.exit_code if rejected else 0
 
 
 def tell(answer: "Submission", again: str) -> None:
@@ -111,7 +123,7 @@ def tell(answer: "Submission", again: str) -> None:
     if job.workers:
         most = f" of at most {job.max_workers}" if job.max_workers > job.workers else ""
         rate = f", {job.curve[str(job.workers)]:.3g} steps/s" if str(job.workers) in job.curve else ""
-        say("share", f"{count(job.workers, 'worker')}{most}{rate}")
+        say("share", f"{counted(job.workers, 'worker')}{most}{rate}")
     if answer.dry_run:
         say("next", "leave out --dry-run to submit it")
     elif answer.next:

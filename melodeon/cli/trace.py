@@ -10,7 +10,7 @@ import typer
 from melodeon.cli.job import RUNS_ROOT, RunName, RunsRoot, find_folder, from_here, read_lines
 from melodeon.cli.output import write_file
 from melodeon.core.errors import NotFound, UsageError
-from melodeon.viz.words import count
+from melodeon.viz.words import counted
 
 
 def trace(
@@ -55,4 +55,4 @@ def _summary(found: list[dict[str, object]]) -> str:
 
     views = {str(event["name"]).partition(":")[0] for event in found if str(event["name"]).startswith("view ")}
     figures = {"view": len(views), "pause": number("pause", "X"), "fault": number("fault", "i")}
-    return ", ".join(count(amount, noun) for noun, amount in figures.items())
+    return ", ".join(counted(amount, noun) for noun, amount in figures.items())

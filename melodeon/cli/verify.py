@@ -8,6 +8,7 @@ import typer
 
 from melodeon.backends.local import Event
 from melodeon.cli.job import RUNS_ROOT, RunsRoot
+from melodeon.cli.options import Args, Determinism, Json, Order, Script, Threads
 from melodeon.cli.training import checked_launch
 from melodeon.cli.verify_progress import choose_display
 from melodeon.cli.verify_receipt import check_receipt
@@ -22,19 +23,19 @@ DEFAULT_STEPS = 20
 
 
 def verify(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed to the script as is.")] = None,
+    script: Script,
+    args: Args = None,
     workers: Annotated[str | None, typer.Option(help="Worker counts; 1,2,3 by default.")] = None,
     assignment: Annotated[list[str] | None, typer.Option(help="One more split, like 3,1,4; repeatable.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; 20 by default.")] = None,
     against: Annotated[str | None, typer.Option(help="ddp: compare with stock DDP, too.")] = None,
     receipt: Annotated[str | None, typer.Option(help="Check this receipt instead.")] = None,
-    order: Annotated[str | None, typer.Option(help="tree or ddp, over the script's choice.")] = None,
-    determinism: Annotated[str | None, typer.Option(help="D0, D1 (the default) or D2.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker.")] = None,
+    order: Order = None,
+    determinism: Determinism = None,
+    threads: Threads = None,
     runs_root: RunsRoot = RUNS_ROOT,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the runs' folders.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Prove that SCRIPT gives the same bits on any number of workers.
 

@@ -16,6 +16,7 @@ from melodeon.core.determinism import DEFAULT
 from melodeon.core.errors import NotBitwise, NotFound, UsageError
 from melodeon.core.launch import Launch
 from melodeon.core.receipt import Receipt
+from melodeon.core.text import counted
 
 
 def check_receipt(
@@ -91,9 +92,8 @@ def _show(
     for reason in reasons:
         print_wrapped(f"definition: {reason} (there: the receipt, here: this run)")
     if difference is None:
-        where = "1 worker" if num_workers == 1 else f"{num_workers} workers"
-        entries = f"{len(expected.entries)} entries, up to step {expected.entries[-1].step},"
-        print_wrapped(f"equal: all {entries} were found again on {where} in {seconds:.1f} s")
+        digests = f"{counted(len(expected.entries), 'digest')}, up to step {expected.entries[-1].step},"
+        print_wrapped(f"equal: {digests} found again on {counted(num_workers, 'worker')} in {seconds:.1f} s")
         return
     confirmed = sum(entry.step < difference.step for entry in expected.entries)
     print_wrapped("different: " + replace(difference, definition=()).sentence())

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from melodeon.cli.cluster import connect, print_value, say
+from melodeon.cli.cluster import connect, print_value, say, say_next
 from melodeon.cli.job import Output, wants_json
-from melodeon.cli.jobfile import read_job
+from melodeon.cli.jobfile import command_line, read_job
 from melodeon.cli.output import columns
 from melodeon.cli.policy import complete_policy
 from melodeon.cli.times import away
@@ -42,6 +42,10 @@ def whatif(
         print_value(found)
         return
     _tell(found, time.time())
+    if file is not None:
+        say_next(command_line("submit", file, {"deadline": deadline}))
+    elif found.jobs:
+        say_next("melodeon whatif --policy NAME" if policy is None else f"melodeon policy {found.policy}")
 
 
 def _tell(found: "WhatIf", now: float) -> None:

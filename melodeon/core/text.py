@@ -1,10 +1,15 @@
-"""A job's words made harmless: what a script prints must move no cursor, colour no screen and break no page."""
+"""Words for people: amounts; and a job's words made harmless, which must move no cursor and break no page."""
 
 import re
 
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~])")
 """Sequences that colour a terminal, move its cursor, set its title or feed it data."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def harmless(line: str) -> str:
@@ -16,4 +21,7 @@ def harmless(line: str) -> str:
 
 def plain(text: object) -> str:
     """Text for one line of a screen: line ends and tabs become spaces, all that is not printable is shown as such."""
-    return "".join(char if char.isprintable() else " " if char in "\t\n\r" else REPLACEMENT for char in str(text))
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " if char in "\t\n\r" else REPLACEMENT for char in text)

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +13,20 @@ from melodeon.core.errors import MelodeonError
 Melodeon = Callable[..., tuple[int, str, str]]
 
 
+def called(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    """The command line in a process of its own, in a folder."""
+    command = [sys.executable, "-m", "melodeon", *args]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, env=dict(os.environ))
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a registry of its own, seen by this process and by those that it starts."""
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("COLUMNS", "80")
+    for name in ("MELODEON_URL", "MELODEON_TOKEN", "MELODEON_STATE"):  # a cluster of whoever runs the tests
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

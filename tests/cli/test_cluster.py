@@ -6,8 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,13 +43,6 @@ def cluster(place: Path) -> Iterator[Serving]:
         (made.work / "job.yaml").write_text(JOB)
         yield made
         address.withdraw(where)
-
-
-def wait_until(is_so: Callable[[], bool], within_s: float = 20.0) -> None:
-    until = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def narrow(text: str) -> bool:
@@ -139,6 +131,8 @@ def test_a_job_whose_speed_is_not_known_is_answered_later(cluster: Serving, melo
         (["none.yaml"], 4, "job file 'none.yaml' cannot be read (No such file or directory): check the path"),
         (["list.yaml"], 2, "job file 'list.yaml' is no table of fields: write lines such as `name: cnn`"),
         (["torn.yaml"], 2, "job file 'torn.yaml' is no YAML in line 3"),
+        (["twice.yaml"], 2, "job file 'twice.yaml' is no YAML in line 3 ('steps' is there twice)"),
+        (["typo.yaml"], 2, "field 'step' is not known: did you mean 'steps'?"),
         (["latin.yaml"], 2, "job file 'latin.yaml' is not text in UTF-8: write it as YAML"),
         (["work/job.yaml", "--deadline", "soon"], 2, "deadline 'soon' is no time"),
         (["work/job.yaml", "--workers", "8-1"], 2, "workers: '8-1' ends before it begins"),
@@ -157,6 +151,8 @@ def test_a_mistake_is_one_sentence(
 ) -> None:
     Path("list.yaml").write_text("- a\n- b\n")
     Path("torn.yaml").write_text("name: cnn\nrun: [a\n")
+    Path("twice.yaml").write_text("name: cnn\nsteps: 1\nsteps: 2\n")
+    Path("typo.yaml").write_text("name: cnn\nrun: train.py\nstep: 4\n")
     Path("latin.yaml").write_bytes(b"name: \xe9\n")
     found, out, err = melodeon("submit", *args)
     assert (found, out, err.count("\n")) == (code, "", 1), err
@@ -262,6 +258,13 @@ def test_a_service_that_is_gone_is_a_note_in_ps_and_an_error_elsewhere(
     assert melodeon("nodes")[0] == 5
 
 
+def test_a_wrong_token_is_said(cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MELODEON_TOKEN", "wrong")
+    code, out, err = melodeon("nodes")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {cluster.url} does not know your token: set MELODEON_TOKEN to the one in")
+
+
 def test_without_a_cluster_there_is_none(place: Path, melodeon: Melodeon) -> None:
     assert there() is None
     for args in (["submit", "--run", "x.py", "--steps", "1"], ["show"], ["nodes"], ["events"], ["policy"], ["whatif"]):
@@ -301,7 +304,7 @@ def test_nodes_and_who_holds_their_devices(cluster: Serving, melodeon: Melodeon)
     code, out, _ = melodeon("nodes")
     assert (code, narrow(out)) == (0, True)
     assert out.splitlines()[1].split() == ["node000", "cpu", "-", "up", "4/4", "cnn-1", "(0,1,2,3)"]
-    assert out.splitlines()[-1] == "4 of 8 devices in use"
+    assert out.splitlines()[-2:] == ["4 of 8 devices in use", "next: melodeon show cnn-1"]
     assert melodeon("nodes", "node000", "--drain")[1].startswith("done       node node000 is drained")
     assert json.loads(melodeon("nodes", "node000", "-o", "json")[1])["nodes"][0]["drained"] is True
     assert json.loads(melodeon("nodes", "node000", "--down", "-o", "json")[1])["up"] is False
@@ -320,10 +323,11 @@ def test_events_are_told_and_followed(cluster: Serving, melodeon: Melodeon) -> N
     assert {row["job"] for row in rows} == {"short-1"}
     later = melodeon("events", "--after", rows[-1]["seq"], "-o", "json")[1].splitlines()
     assert json.loads(later[0])["seq"] == rows[-1]["seq"] + 1
-    command = [sys.executable, "-m", "melodeon", "events", "-f", "--tail", "0", "-o", "json"]
+    newest = json.loads(later[-1])["seq"]
+    command = [sys.executable, "-m", "melodeon", "events", "-f", "--after", str(newest - 1), "-o", "json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
-        wait_until(lambda: cluster.hub.num_readers > 0)
+        assert json.loads(follower.stdout.readline())["seq"] == newest, "what is there comes first"
         melodeon("submit", "work/job.yaml", *SHORT)
         seen = json.loads(follower.stdout.readline())
         assert (seen["job"], seen["kind"]) == ("short-3", "submitted")
@@ -338,6 +342,8 @@ def test_policy_and_what_if(cluster: Serving, melodeon: Melodeon) -> None:
     assert (code, narrow(out)) == (0, True)
     assert [line.split()[0] for line in out.splitlines()[:3]] == ["job", "cnn-1", "cnn-new"]
     assert "deadlines  2 of 2 met, 0 rejected" in out
+    assert out.splitlines()[-1] == "next       melodeon submit work/job.yaml --deadline 3d"
+    assert melodeon("whatif", "-p", "edf")[1].splitlines()[-1] == "next       melodeon policy edf"
     assert json.loads(melodeon("whatif", "-o", "json")[1])["policy"] == "elasticflow"
     assert melodeon("policy")[1].startswith("policy     elasticflow\n")
     assert melodeon("policy", "fifo")[1].startswith("policy     fifo, after elasticflow")

@@ -4,14 +4,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Melodeon
 from tests.cli.fake_agent import job
 
 
 def test_no_job_is_said_in_a_sentence(place: Path, melodeon: Melodeon) -> None:
     code, out, _ = melodeon("ps")
-    assert (code, out.count("\n")) == (0, 1)
+    assert (code, max(map(len, out.splitlines())) <= 80) == (0, True)
     assert out.startswith("no job runs on this machine: start one by `melodeon run SCRIPT`")
+
+
+def test_a_state_folder_without_a_service_is_said(
+    place: Path, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MELODEON_STATE", str(place / "elsewhere"))
+    code, out, err = melodeon("ps")
+    assert (code, out.startswith("no job runs on this machine")) == (0, True)
+    assert err.startswith(f"note: no cluster is served in '{place}/elsewhere': start one by `melodeon serve`")
 
 
 def test_running_jobs_with_what_they_say_of_themselves(place: Path, melodeon: Melodeon) -> None:

@@ -1,12 +1,13 @@
 """`melodeon run` as a person runs it: a process, its output and its exit code. Scripts here use no torch."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.conftest import called
 
 SCRIPT = """
 import json, os, sys
@@ -33,19 +34,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def melodeon(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "melodeon", *args]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, env=dict(os.environ))
-
-
 def test_what_follows_the_script_is_the_scripts(folder: Path) -> None:
-    done = melodeon(folder, "run", "--static", "--workers", "2", "train.py", "--workers", "5", "--", "--json", "-x")
+    done = called(folder, "run", "--static", "--workers", "2", "train.py", "--workers", "5", "--", "--json", "-x")
     assert done.returncode == 0
     assert done.stdout == "args ['--workers', '5', '--', '--json', '-x']\n"
 
 
 def test_progress_and_the_summary_go_to_stderr(folder: Path) -> None:
-    done = melodeon(folder, "run", "--static", "--name", "a", "train.py")
+    done = called(folder, "run", "--static", "--name", "a", "train.py")
     assert "8 virtual workers as 4,4 on cpu, order tree, D1" in done.stderr
     assert "step 1/2 loss 0.25" in done.stderr
     assert "a note for the person" in done.stderr
@@ -56,14 +52,12 @@ def test_progress_and_the_summary_go_to_stderr(folder: Path) -> None:
 
 
 def test_quiet_leaves_only_the_script(folder: Path) -> None:
-    done = melodeon(folder, "run", "--static", "--quiet", "train.py")
+    done = called(folder, "run", "--static", "--quiet", "train.py")
     assert (done.stdout, done.stderr) == ("args []\n", "")
 
 
 def test_json_is_all_of_stdout(folder: Path) -> None:
-    done = melodeon(
-        folder, "run", "--json", "--assignment", "3,5", "--runs-root", "elsewhere", "--name", "b", "train.py"
-    )
+    done = called(folder, "run", "--json", "--assignment", "3,5", "--runs-root", "elsewhere", "--name", "b", "train.py")
     result = json.loads(done.stdout)
     expected = {"id": "b", "status": "done", "exit_code": 0, "steps": 2, "digest": "d1" * 32, "num_workers": 2}
     assert result.items() >= expected.items()
@@ -73,14 +67,14 @@ def test_json_is_all_of_stdout(folder: Path) -> None:
 
 def test_a_script_that_does_not_train_is_told_what_to_do(folder: Path) -> None:
     (folder / "plain.py").write_text("print('hello')\n")
-    done = melodeon(folder, "run", "plain.py")
+    done = called(folder, "run", "plain.py")
     assert done.returncode == 1
     assert done.stdout == "hello\n"
     assert "worker 0 ended before it trained: the script must call melodeon.join(...)" in done.stderr
 
 
 def test_a_failed_worker_is_named_with_its_last_words(folder: Path) -> None:
-    done = melodeon(folder, "run", "--static", "--workers", "2", "train.py", "--fail")
+    done = called(folder, "run", "--static", "--workers", "2", "train.py", "--fail")
     assert done.returncode == 1
     assert "[worker 1] ValueError: worker one's own trouble" in done.stderr
     assert "error: worker 1 ended with exit code 1 (log: " in done.stderr
@@ -107,7 +101,7 @@ def test_a_failed_worker_is_named_with_its_last_words(folder: Path) -> None:
     ],
 )
 def test_mistakes_get_one_sentence_and_their_exit_code(folder: Path, args: list[str], code: int, sentence: str) -> None:
-    done = melodeon(folder, "run", *args)
+    done = called(folder, "run", *args)
     assert done.returncode == code
     assert sentence in done.stderr
     assert done.stderr.startswith("error: ")

@@ -1,13 +1,12 @@
 """`melodeon verify` as a person runs it, on a small script that trains for real."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.conftest import called
 
 STEPS = 6
 """Two epochs of 26 samples in batches of 3 for 3 virtual workers."""
@@ -55,18 +54,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def melodeon(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "melodeon", *args]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, env=dict(os.environ))
-
-
 def runs_in(folder: Path) -> list[str]:
     root = folder / ".melodeon" / "runs"
     return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
 
 
 def test_any_number_of_workers_is_found_equal_and_nothing_is_left(folder: Path) -> None:
-    done = melodeon(folder, "verify", "train.py", "--workers", "1,2,3", "--steps", "9")
+    done = called(folder, "verify", "train.py", "--workers", "1,2,3", "--steps", "9")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
     table = [(line[0], line[1], line[-1]) for line in lines if line[0].isdigit()]
@@ -82,7 +76,7 @@ def test_any_number_of_workers_is_found_equal_and_nothing_is_left(folder: Path) 
 
 
 def test_stock_ddp_is_found_equal(folder: Path) -> None:
-    done = melodeon(folder, "verify", "--against", "ddp", "--workers", "1", "--keep", "--json", "train.py")
+    done = called(folder, "verify", "--against", "ddp", "--workers", "1", "--keep", "--json", "train.py")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["equal"], result["order"], result["reference"]) == (True, "ddp", "stock DDP")
@@ -93,7 +87,7 @@ def test_stock_ddp_is_found_equal(folder: Path) -> None:
 
 
 def test_a_script_that_asks_for_its_workers_is_caught(folder: Path) -> None:
-    done = melodeon(folder, "verify", "train.py", "--workers", "1", "--assignment", "1,2", "--", "--wrong-from", "2")
+    done = called(folder, "verify", "train.py", "--workers", "1", "--assignment", "1,2", "--", "--wrong-from", "2")
     assert done.returncode == 6
     told = " ".join(done.stdout.split())
     assert "different: step 3: assignment 1,2 differs from assignment 3 in" in told
@@ -102,14 +96,14 @@ def test_a_script_that_asks_for_its_workers_is_caught(folder: Path) -> None:
     commands = [line.strip() for line in done.stdout.splitlines() if line.startswith("  melodeon ")]
     assert len(commands) == 3
     for command in commands[:2]:
-        assert melodeon(folder, *shlex.split(command)[1:]).returncode == 0, command
-    found = melodeon(folder, *shlex.split(commands[2])[1:])
+        assert called(folder, *shlex.split(command)[1:]).returncode == 0, command
+    found = called(folder, *shlex.split(commands[2])[1:])
     assert found.returncode == 6
     assert "step 2" in found.stdout
 
 
 def test_a_failing_script_ends_the_verification_with_its_words(folder: Path) -> None:
-    done = melodeon(folder, "verify", "--workers", "2", "train.py", "--", "--fail")
+    done = called(folder, "verify", "--workers", "2", "train.py", "--", "--fail")
     assert done.returncode == 1
     assert "ValueError: a script of its own mind" in done.stderr
     [run] = runs_in(folder)
@@ -117,15 +111,15 @@ def test_a_failing_script_ends_the_verification_with_its_words(folder: Path) -> 
 
 
 def test_a_receipt_is_confirmed_by_a_run_and_refused_for_another_seed_or_an_edit(folder: Path) -> None:
-    assert melodeon(folder, "run", "--quiet", "--name", "a", "--order", "ddp", "train.py").returncode == 0
+    assert called(folder, "run", "--quiet", "--name", "a", "--order", "ddp", "train.py").returncode == 0
     receipt = folder / ".melodeon" / "runs" / "a" / "receipt.jsonl"
 
-    same = melodeon(folder, "verify", "--receipt", str(receipt), "--workers", "2", "train.py")
+    same = called(folder, "verify", "--receipt", str(receipt), "--workers", "2", "train.py")
     assert same.returncode == 0, same.stderr
-    assert f"equal: all 2 entries, up to step {STEPS}, were found again on 2 workers" in " ".join(same.stdout.split())
+    assert f"equal: 2 digests, up to step {STEPS}, found again on 2 workers" in " ".join(same.stdout.split())
     assert runs_in(folder) == ["a"]
 
-    other = melodeon(folder, "verify", "--json", "--receipt", str(receipt), "train.py", "--", "--seed", "1")
+    other = called(folder, "verify", "--json", "--receipt", str(receipt), "train.py", "--", "--seed", "1")
     assert other.returncode == 6
     result = json.loads(other.stdout)
     assert result["difference"]["step"] == STEPS // 2
@@ -135,7 +129,7 @@ def test_a_receipt_is_confirmed_by_a_run_and_refused_for_another_seed_or_an_edit
     lines = receipt.read_text().splitlines(keepends=True)
     digest = json.loads(lines[1])["digest"]
     receipt.write_text(lines[0] + lines[1].replace(digest, digest[::-1]) + lines[2])
-    edited = melodeon(folder, "verify", "--receipt", str(receipt), "train.py")
+    edited = called(folder, "verify", "--receipt", str(receipt), "train.py")
     assert edited.returncode == 2
     assert edited.stderr.startswith("error: line 2 of the receipt")
 
@@ -163,7 +157,7 @@ def test_a_receipt_is_confirmed_by_a_run_and_refused_for_another_seed_or_an_edit
     ],
 )
 def test_mistakes_cost_no_run(folder: Path, args: list[str], code: int, sentence: str) -> None:
-    done = melodeon(folder, "verify", *args)
+    done = called(folder, "verify", *args)
     assert done.returncode == code
     assert sentence in done.stderr
     assert done.stderr.startswith("error: ")
@@ -188,7 +182,7 @@ def test_what_does_not_fit_the_job_is_said_as_soon_as_it_is_known(folder: Path, 
         "os.write(launch.event_fd, (json.dumps(event) + chr(10)).encode())\n"
         "signal.pause()\n"
     )
-    done = melodeon(folder, "verify", *args, "joins.py")
+    done = called(folder, "verify", *args, "joins.py")
     assert done.returncode == 2
     assert sentence in done.stderr
     assert runs_in(folder) == []
@@ -196,7 +190,7 @@ def test_what_does_not_fit_the_job_is_said_as_soon_as_it_is_known(folder: Path, 
 
 def test_a_script_that_trains_nothing_is_told_so(folder: Path) -> None:
     (folder / "idle.py").write_text("print('nothing to do')\n")
-    done = melodeon(folder, "verify", "idle.py")
+    done = called(folder, "verify", "idle.py")
     assert done.returncode == 2
     assert "idle.py ended without a step, so there is nothing to compare" in done.stderr
     assert runs_in(folder) == []

@@ -6,7 +6,6 @@ A form that a script sends is answered with a sentence for the page; one that th
 import asyncio
 from typing import Annotated
 
-import yaml
 from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -17,7 +16,9 @@ from melodeon.control.web import views
 from melodeon.control.web.shown import cluster_page, job_page
 from melodeon.control.web.site import Said, Site, form, is_fragment, login_page, templates
 from melodeon.core.errors import UsageError
+from melodeon.core.jobtext import read_fields
 from melodeon.core.spec import Spec
+from melodeon.core.text import counted
 from melodeon.sched.registry import POLICIES
 
 LONGEST_FILE = 64 << 10
@@ -82,7 +83,7 @@ class Actions:
             raise UsageError(f"workers: {text[:100]!r} must be a whole number from 1 on; leave it empty for the policy")
         workers = int(text) if text else None
         info = await self._controller.scale(job, workers, user=user.name)
-        what = "back with the policy" if workers is None else f"fixed at {workers} workers"
+        what = "back with the policy" if workers is None else f"fixed at {counted(workers, 'worker')}"
         return self._said(request, job, Said(f"{info.id} is {what}"))
 
     async def edit(self, request: Request, job: JobName) -> Response:
@@ -157,23 +158,8 @@ def service(request: Request) -> Service:
     return found
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain YAML: nothing is repeated by name, since a few lines of that can stand for more than memory holds."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """The next value, unless it is an alias."""
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("a name with * repeats a value")
-        return super().compose_node(parent, index)
-
-
 def _read_job(here: Service, text: str) -> Spec:
     """A job's file as somebody pasted it."""
     if len(text) > LONGEST_FILE:
         raise UsageError(f"the job's file has {len(text):,} letters: it may have {LONGEST_FILE:,}")
-    try:
-        raw = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise UsageError(f"the job's file cannot be read ({first}): write lines such as `name: cnn`") from None
-    return job_file(here, raw)
+    return job_file(here, read_fields(text, "the job's file"))

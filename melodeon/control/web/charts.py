@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from melodeon.control.web.views import Pause
 from melodeon.control.web.words import zone
 from melodeon.core.service import OVER, JobInfo, Series
 
@@ -14,7 +13,7 @@ OWN = ("step", "at", "workers_at", "workers", "pause_at", "pause_s")
 """Columns of a series that are no metric."""
 
 
-def chart_data(job: JobInfo, series: Series, pauses: Sequence[Pause], now: float) -> dict[str, Any]:
+def chart_data(job: JobInfo, series: Series, now: float) -> dict[str, Any]:
     """All charts of one job."""
     end = job.finished_at if job.phase in OVER and job.finished_at is not None else now
     columns = series.columns
@@ -25,7 +24,7 @@ def chart_data(job: JobInfo, series: Series, pauses: Sequence[Pause], now: float
         "metrics": _metrics(columns),
         "workers": _workers(columns, end),
         "burn": _burn(job, columns, end),
-        "pauses": {"at": [pause.at for pause in pauses], "s": [pause.seconds for pause in pauses]},
+        "pauses": {"at": columns.get("pause_at", ()), "s": columns.get("pause_s", ())},
     }
 
 

@@ -1,4 +1,5 @@
-"""Devices over time by job, as SVG: a row for each device, a box for each time that a job held some.
+"""Devices over time by job, as SVG: a row for each device, a box for each time that a job held some, and paler ones
+right of now for what is planned.
 
 Made anew for every window that somebody looks at, at the width of their screen, so text stays text and ticks stay
 round. No colours here: classes, which the style sheet fills for light and dark. Boxes too narrow to be seen beside
@@ -63,12 +64,14 @@ def gantt(timeline: Timeline, nodes: Sequence[NodeInfo], *, now: float, first: f
     rows = {key: row for row, key in enumerate(rows)}
     frame = Frame(timeline.since, timeline.until, width, _row_px(len(rows)), rows)
     spans = sorted(timeline.spans, key=lambda span: span.began_at)
+    last = max((span.ended_at or now for span in timeline.planned), default=now)
     height = frame.foot + FOOT
     about = f"{counted(len(rows), 'device')} from {_clock(frame.since, now)} to {_clock(frame.until, now)}"
     opening = (
         f'<svg class="gantt" viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
         f'aria-label="Who held which devices: {escape(about)}" data-since="{frame.since:.3f}" '
-        f'data-until="{frame.until:.3f}" data-now="{now:.3f}" data-first="{first:.3f}" data-left="{LEFT:.0f}" '
+        f'data-until="{frame.until:.3f}" data-now="{now:.3f}" data-first="{first:.3f}" '
+        f'data-last="{last:.3f}" data-left="{LEFT:.0f}" '
         f'data-right="{width - RIGHT:.0f}">'
         f'<clipPath id="frame"><rect x="{LEFT:.0f}" y="0" width="{width - LEFT - RIGHT:.0f}" height="{height:.0f}"/>'
         "</clipPath>"
@@ -78,8 +81,10 @@ def gantt(timeline: Timeline, nodes: Sequence[NodeInfo], *, now: float, first: f
         *_names(nodes, frame),
         '<g clip-path="url(#frame)"><g class="moving">',
         *_ticks(frame, now),
-        *_use(spans, timeline.capacity, frame, now),
+        *_use("use", spans, timeline.capacity, frame, (frame.since, now)),
+        *_use("use planned", timeline.planned, timeline.capacity, frame, (now, last)),
         *_boxes(spans, frame, now),
+        *_boxes(timeline.planned, frame, now, planned=True),
     ]
     if frame.since <= now <= frame.until:
         parts.append(f'<path class="now" d="M{frame.x(now):.1f} {TOP}V{frame.foot:.1f}"/>')
@@ -133,29 +138,33 @@ def _ticks(frame: Frame, now: float) -> Iterable[str]:
         at += step
 
 
-def _use(spans: Sequence[Span], capacity: int, frame: Frame, now: float) -> Iterable[str]:
-    """Devices in use, as a line above the rows."""
-    changes: dict[float, int] = {frame.since: 0, min(now, frame.until): 0}
+def _use(look: str, spans: Sequence[Span], capacity: int, frame: Frame, window: tuple[float, float]) -> Iterable[str]:
+    """Devices in use in a window of time, as a line above the rows."""
+    since, until = max(frame.since, window[0]), min(frame.until, window[1])
+    if until <= since:
+        return
+    changes: dict[float, int] = {since: 0, until: 0}
     for span in spans:
-        end = min(now, frame.until, now if span.ended_at is None else span.ended_at)
-        begin = max(frame.since, span.began_at)
+        end = min(until, until if span.ended_at is None else span.ended_at)
+        begin = max(since, span.began_at)
         if end > begin:
             changes[begin] = changes.get(begin, 0) + len(span.devices)
             changes[end] = changes.get(end, 0) - len(span.devices)
     base = TOP + STRIP
-    used, path, last_x = 0, [f"M{LEFT:.1f} {base:.1f}"], -1.0
-    for (at, delta), (after, _) in pairwise([*sorted(changes.items()), (min(now, frame.until), 0)]):
+    used, path, last_x = 0, [f"M{frame.x(since):.1f} {base:.1f}"], -1.0
+    for (at, delta), (after, _) in pairwise([*sorted(changes.items()), (until, 0)]):
         used += delta
         x = frame.x(at)
         if x - last_x < 0.5 and after - at < 1e-9:
             continue
         last_x = x
         path.append(f"H{x:.1f}V{base - STRIP * min(1.0, used / max(1, capacity)):.1f}")
-    path.append(f"H{frame.x(min(now, frame.until)):.1f}V{base:.1f}Z")
-    yield f'<path class="use" d="{"".join(path)}"/>'
+    path.append(f"H{frame.x(until):.1f}V{base:.1f}Z")
+    yield f'<path class="{look}" d="{"".join(path)}"/>'
 
 
-def _boxes(spans: Sequence[Span], frame: Frame, now: float) -> Iterable[str]:
+def _boxes(spans: Sequence[Span], frame: Frame, now: float, *, planned: bool = False) -> Iterable[str]:
+    look = "box planned" if planned else "box"
     drawn: dict[int, float] = {}
     for span in spans:
         end = now if span.ended_at is None else span.ended_at
@@ -168,8 +177,8 @@ def _boxes(spans: Sequence[Span], frame: Frame, now: float) -> Iterable[str]:
         if not runs:
             continue
         drawn.update({row: right for row, _ in runs})
-        yield f'<a class="box c{colour_of(span.job)}" href="/jobs/{escape(span.job)}" tabindex="-1">'
-        yield f"<title>{escape(_tip(span, end, now))}</title>"
+        yield f'<a class="{look} c{colour_of(span.job)}" href="/jobs/{escape(span.job)}" tabindex="-1">'
+        yield f"<title>{escape(_tip(span, end, now, planned=planned))}</title>"
         for row, tall in runs:
             gap = 1.0 if frame.row_px >= 5 else 0.0
             yield (
@@ -200,8 +209,9 @@ def _label(span: Span, left: float, right: float, run: tuple[int, int], frame: F
         yield f'<text x="{left + 4:.1f}" y="{middle:.1f}">{_cut(span.job, room)}</text>'
 
 
-def _tip(span: Span, end: float, now: float) -> str:
-    took = f"{_clock(span.began_at, now)} to {_clock(end, now) if span.ended_at is not None else 'now'}"
+def _tip(span: Span, end: float, now: float, *, planned: bool) -> str:
+    ends = _clock(end, now) if span.ended_at is not None else "now"
+    took = f"{'planned ' if planned else ''}{_clock(span.began_at, now)} to {ends}"
     text = f"{span.job}: {counted(len(span.devices), 'worker')}\n{took} ({length(max(0.0, end - span.began_at))})"
     return text + (f"\n{plain(span.why)}" if span.why else "")
 

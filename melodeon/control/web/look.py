@@ -40,7 +40,7 @@ def chosen(controller: Controller, now: float) -> Chosen:
 
 def deadlines(controller: Controller) -> list[Deadline]:
     """Of all jobs that are not over."""
-    planned = controller.engine.planned
+    planned = controller.engine.planned.ends
     return [
         Deadline(job=job.id, deadline_at=job.deadline_at, planned_at=planned.get(job.id) if job.judged_at else None)
         for job in controller.engine.state.live.values()

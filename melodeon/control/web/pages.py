@@ -24,11 +24,10 @@ from melodeon.sched.registry import POLICIES
 
 WINDOW_S, SHORTEST_S = 900.0, 30.0
 """What the chart shows at first: a quarter of an hour, or what there is."""
-AHEAD = 0.02
-"""The part of it that is yet to come."""
+AHEAD, MOST_AHEAD = 0.02, 0.3
+"""The part of it that is yet to come: at least, and at most where something is planned. The script has them too."""
 LAST_AT = 1e11
 PAGE = 100
-FACTS_OF_A_JOB = 5000
 KINDS = tuple(sorted(str(fact.__struct_config__.tag) for fact in FACTS))
 
 At = Annotated[float | None, Query(ge=0, le=LAST_AT, allow_inf_nan=False)]
@@ -115,7 +114,9 @@ class Pages:
         if since is None or until is None:
             age = now - (self._controller.engine.state.origin or now)
             span = min(WINDOW_S, max(SHORTEST_S, age * 1.05))
-            return now - span * (1 - AHEAD), now + span * AHEAD
+            last = max((share.ended_at or now for share in self._controller.engine.planned.shares), default=now)
+            ahead = min(MOST_AHEAD, max(AHEAD, (last - now) / span))
+            return now - span * (1 - ahead), now + span * ahead
         if until - since < 0.5:
             raise UsageError(f"a window of {until - since:.3g} s is too short: show at least half a second")
         return since, until
@@ -168,8 +169,7 @@ class Pages:
         """What its charts draw."""
         controller = self._controller
         info, series = controller.job(job), controller.series(job)
-        pauses = views.pauses(controller.events(0, info.id, FACTS_OF_A_JOB), series.columns)
-        body = msgspec.json.encode(chart_data(info, series, pauses, self._site.now))
+        body = msgspec.json.encode(chart_data(info, series, self._site.now))
         return Response(body, media_type="application/json")
 
     # --- the rest ---

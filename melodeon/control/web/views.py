@@ -1,11 +1,11 @@
 """What pages show, worked out of the service's values. Pure: templates only lay it out."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from melodeon.control.web.words import change, colour_of, counted, slack
-from melodeon.core.service import OVER, EventInfo, JobInfo, NodeInfo, Overview, Phase, Span, WhatIf, WhatIfJob
+from melodeon.core.service import OVER, JobInfo, NodeInfo, Overview, Phase, Span, WhatIf, WhatIfJob
 from melodeon.sim.clock import length
 
 WAITING = ("waiting", "profiling")
@@ -121,33 +121,6 @@ def racks(nodes: Iterable[NodeInfo]) -> list[tuple[str, list[NodeInfo]]]:
     """Nodes by rack, in the cluster's order within each."""
     ordered = sorted(nodes, key=lambda node: node.rack)
     return [(rack, list(some)) for rack, some in groupby(ordered, key=lambda node: node.rack)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """A stop of training because workers changed."""
-
-    at: float
-    seconds: float
-
-
-def pauses(events: Iterable[EventInfo], columns: Mapping[str, Sequence[float | None]]) -> list[Pause]:
-    """A job's pauses: as its series say, or from the sums that its changes carry."""
-    told = zip(columns.get("pause_at", ()), columns.get("pause_s", ()), strict=False)
-    found = [Pause(at=at, seconds=seconds) for at, seconds in told if at is not None and seconds]
-    if found:
-        return found
-    sums: dict[object, float] = {}
-    for event in events:
-        if event.kind not in ("moved", "ended"):
-            continue
-        incarnation, total = event.values.get("incarnation"), event.values.get("pause_s")
-        if isinstance(total, int | float):
-            seconds = total - sums.get(incarnation, 0.0)
-            sums[incarnation] = max(total, sums.get(incarnation, 0.0))
-            if seconds > 0.0005:
-                found.append(Pause(at=event.at, seconds=seconds))
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from zlib import crc32
 from markupsafe import Markup
 
 from melodeon.control.story import day_and_clock
+from melodeon.core.text import counted as counted
 from melodeon.sim.clock import length
 
 NUM_COLOURS = 12
@@ -53,8 +54,3 @@ def amount(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.1f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

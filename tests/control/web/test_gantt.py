@@ -14,8 +14,10 @@ def devices(*numbers: int) -> tuple[Device, ...]:
     return tuple(Device(node=f"node{number // 4}", index=number % 4, type="cpu") for number in numbers)
 
 
-def drawn(spans: list[Span], since: float = NOW - 100, until: float = NOW, width: int = 960) -> ET.Element:
-    line = Timeline(since=since, until=until, spans=tuple(spans), capacity=8)
+def drawn(
+    spans: list[Span], since: float = NOW - 100, until: float = NOW, width: int = 960, planned: tuple[Span, ...] = ()
+) -> ET.Element:
+    line = Timeline(since=since, until=until, spans=tuple(spans), planned=planned, capacity=8)
     return ET.fromstring(gantt(line, NODES, now=NOW, first=NOW - 500, width=width))
 
 
@@ -39,6 +41,26 @@ def test_what_a_job_says_is_text() -> None:
     (box,) = svg.iter("a")
     assert "<script>alert(1)</script>" in box.findtext("title", "")
     assert "\u202e" not in box.findtext("title", ""), "nothing that turns the rest around"
+
+
+def test_what_is_planned_is_paler_and_right_of_now() -> None:
+    held = Span(job="cnn-3", devices=devices(0, 1), began_at=NOW - 50)
+    planned = Span(job="cnn-3", devices=devices(0, 1, 2, 3), began_at=NOW, ended_at=NOW + 50, why="4 that are free")
+    svg = drawn([held], NOW - 100, NOW + 100, planned=(planned,))
+    before, after = svg.iter("a")
+    assert (before.get("class"), after.get("class")) == ("box c3", "box planned c3")
+    first, then = before.find("rect"), after.find("rect")
+    assert first is not None
+    assert then is not None
+    end = float(first.get("x", "0")) + float(first.get("width", "0"))
+    assert 0 <= float(then.get("x", "0")) - end < 1, "one after the other"
+    assert float(then.get("height", "0")) > 1.9 * float(first.get("height", "0"))
+    assert "planned " in after.findtext("title", "")
+    assert after.findtext("title", "").endswith("(50 s)\n4 that are free")
+    assert float(svg.get("data-last", "0")) == NOW + 50
+    assert [part.get("class") for part in svg.iter("path") if "use" in part.get("class", "")] == ["use", "use planned"]
+    past = drawn([held], NOW - 100, NOW - 20, planned=(planned,))
+    assert [box.get("class") for box in past.iter("a")] == ["box c3"], "not in a window that ends before now"
 
 
 def test_a_drained_node_has_a_veil_and_all_have_names() -> None:

@@ -144,7 +144,15 @@ def test_what_people_write_is_never_markup(service: Showing) -> None:
 
 def test_a_job_file_that_stands_for_more_than_it_says_is_refused(service: Showing) -> None:
     bomb = "a: &a [x, x]\n" + "\n".join(f"b{n}: &b{n} [*{'a' if not n else f'b{n - 1}'}, *a]" for n in range(60))
-    for text in (bomb, "name: !!python/object:os.system x", "- 1\n- 2", "{" * 5000, "name: [", "x" * 70_000):
+    for text in (
+        bomb,
+        "name: a\nname: b",
+        "name: !!python/object:os.system x",
+        "- 1\n- 2",
+        "{" * 5000,
+        "name: [",
+        "x" * 70_000,
+    ):
         answer = send(service, "/what-if", job=text)
         assert answer.status_code == 422, text[:50]
         assert 'class="said bad"' in answer.text

@@ -4,7 +4,6 @@ from melodeon.control.web import views, words
 from melodeon.control.web.charts import chart_data
 from melodeon.core.service import (
     Device,
-    EventInfo,
     JobInfo,
     NodeInfo,
     Overview,
@@ -76,22 +75,6 @@ def test_racks_keep_the_order_of_nodes() -> None:
     ]
 
 
-def test_pauses_are_what_sums_grew_by() -> None:
-    def event(seq: int, kind: str, incarnation: int, pause_s: float) -> EventInfo:
-        return EventInfo(seq=seq, at=NOW + seq, kind=kind, values={"incarnation": incarnation, "pause_s": pause_s})
-
-    events = [
-        event(1, "moved", 1, 0.5),
-        event(2, "planned", 1, 9.0),
-        event(3, "moved", 1, 0.75),
-        event(4, "ended", 1, 0.75),
-    ]
-    events += [event(5, "moved", 2, 0.25), event(6, "ended", 2, 0.0)]
-    assert [(pause.at - NOW, pause.seconds) for pause in views.pauses(events, {})] == [(1, 0.5), (3, 0.25), (5, 0.25)]
-    told = views.pauses(events, {"pause_at": (NOW, None), "pause_s": (2.0, 1.0)})
-    assert [pause.seconds for pause in told] == [2.0], "what a series says comes first"
-
-
 def test_worlds_are_compared_job_by_job() -> None:
     def world(policy: str, *jobs: tuple[str, float | None, bool | None]) -> WhatIf:
         made = tuple(
@@ -119,9 +102,11 @@ def test_charts_have_equal_columns_and_end_now() -> None:
         "acc": (None, 0.1, 0.2, 0.3),
         "workers_at": (NOW - 50, NOW - 25),
         "workers": (2.0, 4.0),
+        "pause_at": (NOW,),
+        "pause_s": (1.0,),
     }
     job = info(deadline_at=NOW + 100, planned_finish_at=NOW + 30, started_at=NOW - 50)
-    data = chart_data(job, Series(columns=columns), [views.Pause(at=NOW, seconds=1.0)], NOW)
+    data = chart_data(job, Series(columns=columns), NOW)
     assert data["metrics"] == {
         "names": ["loss", "acc"],
         "step": [10.0, 15.0, 20.0],
@@ -135,13 +120,14 @@ def test_charts_have_equal_columns_and_end_now() -> None:
     assert burn["line"][0] == 100.0
     assert burn["line"][burn["at"].index(NOW)] == pytest.approx(50.0)
     assert burn["plan"][burn["at"].index(NOW + 30)] == 0.0
-    assert data["pauses"] == {"at": [NOW], "s": [1.0]}
+    assert data["pauses"] == {"at": (NOW,), "s": (1.0,)}
 
 
 def test_charts_of_a_job_that_has_not_begun_are_empty() -> None:
-    data = chart_data(info(Phase.WAITING, total_steps=None, step=0), Series(), [], NOW)
+    data = chart_data(info(Phase.WAITING, total_steps=None, step=0), Series(), NOW)
     assert data["metrics"]["names"] == []
-    assert data["burn"]["at"] == data["workers"]["at"] == data["pauses"]["at"] == []
+    assert data["burn"]["at"] == data["workers"]["at"] == []
+    assert not data["pauses"]["at"]
 
 
 def test_words() -> None:

@@ -48,6 +48,7 @@ def test_the_walk(service: Showing, walker: Browser, tmp_path: Path) -> None:
     first = service.submit("first", 6000, deadline="10m")
     walker.until(f"document.getElementById('live-{first}') !== null")  # it comes by itself
     walker.until(f"document.querySelector('#gantt a.box.c{colour_of(first)} text')?.textContent.startsWith('fir')")
+    walker.until(f"document.querySelector('#gantt a.box.planned.c{colour_of(first)}') !== null")  # and what will come
     began = eventually(lambda: step(walker, first))
     eventually(lambda: step(walker, first) > began)
     second = service.submit("second", 60)
@@ -56,7 +57,7 @@ def test_the_walk(service: Showing, walker: Browser, tmp_path: Path) -> None:
 
     walker.driver.execute_script(f"document.getElementById('live-{first}').click()")
     walker.until(f"document.body.dataset.job === '{first}'")
-    for chart in ("metrics", "burn", "workers"):
+    for chart in ("metrics", "burn", "workers", "pauses"):
         walker.until(f"document.querySelector('#chart-{chart} canvas') !== null")
     walker.until("document.getElementById('logs').textContent.includes('loss')")
     seen = len(walker.text("#logs"))

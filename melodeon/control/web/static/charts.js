@@ -30,7 +30,7 @@
     told.className = "readout small";
     const options = {
       width: place.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, points: { size: 7 } },
-      padding: [8, 8, 0, 0], hooks: { setCursor: [(plot) => read(plot, told)] }, ...describe(),
+      padding: [8, 26, 0, 0], hooks: { setCursor: [(plot) => read(plot, told)] }, ...describe(),
     };
     charts.set(id, { kind, plot: new uPlot(options, columns, place) });
     place.append(told);
@@ -73,7 +73,7 @@
       series: [{}, line("workers", "--ink-3", { paths: uPlot.paths.stepped({ align: 1 }), fill: colour("--fill-3") })],
     }));
     const sum = pauses.s.reduce((all, one) => all + one, 0);
-    document.getElementById("pauses-sum").textContent = pauses.s.length ? `${pauses.s.length} of ${number(sum)} s in all` : "";
+    document.getElementById("pauses-sum").textContent = pauses.s.length ? `${pauses.s.length}, ${number(sum)} s in all` : "";
     const from = workers.at.length ? workers.at[0] : 0, to = workers.at.length ? workers.at[workers.at.length - 1] : 0;
     if (!pauses.at.length) clear("chart-pauses", "None");
     else draw("chart-pauses", `pauses ${from}`, [pauses.at, pauses.s], () => ({

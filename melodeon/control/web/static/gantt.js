@@ -3,7 +3,7 @@
 (() => {
   const chart = document.getElementById("gantt"), tools = document.getElementById("gantt-tools");
   const tip = document.getElementById("tip"), follow = tools.querySelector("[data-do=now]");
-  const SHORTEST_S = 5, AHEAD = 0.02, WAIT_MS = 150, APART_MS = 600;
+  const SHORTEST_S = 5, AHEAD = 0.02, MOST_AHEAD = 0.3, WAIT_MS = 150, APART_MS = 600;
   let wanted = null, following = true, asked = 0, shown = 0, timer = 0, drag = null, moved = false;
 
   const svg = () => chart.querySelector("svg");
@@ -12,13 +12,13 @@
   let at = performance.now();
   const now = () => figure("now") + (performance.now() - at) / 1000;
   const view = () => wanted || drawn();
+  // How much of a window lies right of now: room for what is planned, where something is.
+  const ahead = (span) => span * Math.min(MOST_AHEAD, Math.max(AHEAD, (figure("last") - now()) / span));
+  const around = (span) => ({ since: now() - span + ahead(span), until: now() + ahead(span) });
 
   async function ask() {
     const mine = ++asked, query = new URLSearchParams({ width: Math.max(240, Math.min(4000, chart.clientWidth)) });
-    if (wanted && following) {
-      const span = wanted.until - wanted.since;
-      wanted = { since: now() - span * (1 - AHEAD), until: now() + span * AHEAD };
-    }
+    if (wanted && following) wanted = around(wanted.until - wanted.since);
     if (wanted) { query.set("since", wanted.since.toFixed(3)); query.set("until", wanted.until.toFixed(3)); }
     let response;
     try { response = await fetch("/fragments/gantt?" + query); } catch { return; }
@@ -34,7 +34,7 @@
   function soon() { clearTimeout(timer); timer = setTimeout(ask, WAIT_MS); }
 
   function show(since, until) {
-    const first = figure("first"), end = now(), longest = Math.max(60, (end - first) * 1.5);
+    const first = figure("first"), end = now(), longest = Math.max(60, (Math.max(end, figure("last")) - first) * 1.5);
     const middle = (since + until) / 2, span = Math.min(longest, Math.max(SHORTEST_S, until - since));
     since = Math.max(first - span * 0.5, Math.min(middle - span / 2, end - span * 0.1));
     wanted = { since, until: since + span };
@@ -57,7 +57,7 @@
 
   function zoom(factor, share) {
     const { since, until } = view(), span = (until - since) * factor;
-    if (following) { show(now() - span * (1 - AHEAD), now() + span * AHEAD); return; }
+    if (following) { const { since: from, until: to } = around(span); show(from, to); return; }
     const centre = since + (until - since) * share;
     show(centre - span * share, centre + span * (1 - share));
   }

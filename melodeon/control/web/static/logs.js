@@ -9,12 +9,14 @@
   const until = (target, name) => new Promise((done) => target.addEventListener(name, done, { once: true }));
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
+  const toFoot = () => { if (follow.checked) pre.scrollTop = pre.scrollHeight; };
+
   function add(text) {
     if (!text) return;
     pre.append(document.createTextNode(text));
     size += text.length;
     while (size > KEPT && pre.childNodes.length > 1) { size -= pre.firstChild.data.length; pre.firstChild.remove(); }
-    if (follow.checked) pre.scrollTop = pre.scrollHeight;
+    toFoot();
   }
 
   async function read(mine) {
@@ -54,7 +56,8 @@
   document.addEventListener("visibilitychange", () => { if (document.hidden && stop) stop.abort(); });
   addEventListener("pagehide", () => { turn += 1; if (stop) stop.abort(); });
   worker.addEventListener("change", begin);
-  follow.addEventListener("change", () => { if (follow.checked) pre.scrollTop = pre.scrollHeight; });
+  follow.addEventListener("change", toFoot);
+  new ResizeObserver(toFoot).observe(pre);  // lines break elsewhere now
   pre.addEventListener("scroll", () => {
     const foot = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 24;
     if (follow.checked !== foot) follow.checked = foot;
