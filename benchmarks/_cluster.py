@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -15,6 +16,8 @@ from melodeon.client import Cluster
 from melodeon.core.service import OVER
 
 ROOT = Path(__file__).parents[1]
+CANCELLING = 8
+"""Cancels that are under way at once: what comes together is decided and stored together."""
 
 
 class Served:
@@ -46,15 +49,23 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         try:
-            running = [job.id for job in self.client.jobs() if job.phase not in OVER]
-            for job in running:
-                self.client.cancel(job)
-            for job in running:
-                self.client.wait(job, timeout_s=60)
+            for node in self.client.nodes():
+                self.client.set_node(node.id, drained=True)  # or every job that is cancelled would start another
+            live = [job.id for job in self.client.jobs() if job.phase not in OVER]
+            with ThreadPoolExecutor(CANCELLING) as hands:
+                told = list(hands.map(self.client.cancel, live))
+            for job in told:
+                if job.phase not in OVER:
+                    self.client.wait(job.id, timeout_s=60)
         finally:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(timeout=30)
             self._stack.close()
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time that the service has taken so far, its children not counted."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mib(self) -> float:
         """Resident memory of the service now."""

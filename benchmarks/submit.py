@@ -60,12 +60,12 @@ def main() -> None:
     options = parser.parse_args()
     answers: list[float] = []
     pages: list[float] = []
-    late = 0
+    late, total_cpu_s = 0, 0.0
     with Served(["--devices", str(options.devices)], root=SCRIPT.parent) as served:
         done = threading.Event()
         browser = threading.Thread(target=watch_page, args=(served.login_url, pages, done))
         browser.start()
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), served.cpu_s()
         pace = threading.Event()  # never set: waiting for it is the time to the next submission
         for number in range(options.jobs):
             wait_s = began + number * options.seconds / options.jobs - time.monotonic()
@@ -76,7 +76,10 @@ def main() -> None:
             served.client.submit(job(number))
             answers.append(time.perf_counter() - at)
             if (number + 1) % 100 == 0:
-                progress(f"{number + 1} jobs, the last hundred: p99 {percentile(answers[-100:], 0.99) * 1000:.0f} ms")
+                used_s, cpu_s = served.cpu_s() - cpu_s, served.cpu_s()
+                total_cpu_s += used_s
+                p99_ms = percentile(answers[-100:], 0.99) * 1000
+                progress(f"{number + 1} jobs, the last hundred: p99 {p99_ms:.0f} ms, {used_s:.2f} s of processor time")
         taken_s = time.monotonic() - began
         done.set()
         browser.join()
@@ -97,6 +100,7 @@ def main() -> None:
         page_p50_s=round(percentile(pages, 0.5), 4) if pages else None,
         page_max_s=round(max(pages), 4) if pages else None,
         round_ms=overview.round_ms,
+        cpu_s=round(total_cpu_s, 1),
         memory_mib=round(memory_mib, 1),
         jobs=dict(overview.jobs),
     )

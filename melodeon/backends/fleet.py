@@ -15,6 +15,7 @@ import signal
 import sys
 import sysconfig
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +42,8 @@ MOST_ASKED = 8
 """Jobs that are asked at one time."""
 LEAVE_S = 40.0
 """How long workers that must leave may take until they have: the master kills them before."""
+ENDED = 256
+"""Incarnations that have ended and are still at hand; what became of older ones is read in their folders."""
 HURRY_S = 10.0
 """How long a launcher may take to end everything at once."""
 
@@ -56,6 +59,7 @@ class Fleet:
         self._run_as = run_as
         self._jobs: dict[Key, Watched] = {}
         self._running: dict[Key, Watched] = {}
+        self._ended: deque[Key] = deque()
         self._observers: set[_Observer] = set()
         self._watching: asyncio.Task[None] | None = None
         self._asking: dict[Key, asyncio.Task[None]] = {}
@@ -261,8 +265,12 @@ class Fleet:
         raise NotFound(f"job {job.order.name} ended before it answered {what!r}: its folder is {job.run_dir}")
 
     def _on_end(self, job: Watched) -> None:
-        self._running.pop((job.order.job, job.order.incarnation), None)
+        key = (job.order.job, job.order.incarnation)
+        self._running.pop(key, None)
         self._show(job)
+        self._ended.append(key)
+        while len(self._ended) > ENDED:
+            self._jobs.pop(self._ended.popleft(), None)
 
     def _show(self, job: Watched, *, at_least_s: float | None = None) -> None:
         """Tell observers what is, if it is news, or if the last news is so old."""

@@ -173,7 +173,8 @@ class FakeFleet:
                 yield seen
             self._poked.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._poked.wait(), self._patience_s())
+                async with asyncio.timeout(self._patience_s()):
+                    await self._poked.wait()
             if self._every_s is not None:
                 self.look()
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from melodeon.backends.fleet_values import Ended, How, LaunchOrder
+from melodeon.coord.handed import hand, read_handed
 from melodeon.coord.marks import kill_group, last_line, read_mark, read_marks, started
-from melodeon.core.errors import UsageError
 from melodeon.core.text import plain
 
 OWNER = "launcher.json"
@@ -124,24 +124,15 @@ def _last_words(run_dir: Path) -> str:
 
 
 def write_order(order: LaunchOrder) -> Path:
-    """Write an order's file, for its owner's eyes only; a reader sees all of it or none."""
+    """Write an order's file."""
     path = Path(order.job_dir) / f"launch-{order.incarnation}.json"
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
-        file.write(msgspec.json.encode(order))
-    temporary.replace(path)
+    hand(path, order)
     return path
 
 
 def read_order(path: Path) -> LaunchOrder:
     """Read an order's file."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=LaunchOrder)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): give the file that a fleet wrote") from error
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"{path} is no order ({error}): is it of another version?") from error
+    return read_handed(path, LaunchOrder, what="job to start", writer="a fleet")
 
 
 def sweep(run_dir: Path) -> None:

@@ -1,4 +1,5 @@
-"""A job's output in pieces: all incarnations one after the other, in each the workers' lines as they are found.
+"""A job's output in pieces: all incarnations one after the other, with a line between two of them, in each the workers'
+lines as they are found.
 
 Nothing is remembered between two calls: the mark that a piece ends with says how far every file was read. To keep it
 short it lists only workers that may still print; those that have ended and were read are a few ranges of numbers.
@@ -53,6 +54,7 @@ def read_logs(job_dir: Path, start: str, worker: int | None, limit: int = 65536)
         if later is None or not is_all or not (over or run_dir is None) or left <= 0:
             return LogChunk(text="".join(text), next=_write(mark), over=over and is_all and later is None)
         mark = _Mark(later)
+        text.append(f"--- start {later} ---\n")
 
 
 def _runs(job_dir: Path) -> dict[int, Path]:

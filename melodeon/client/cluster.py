@@ -12,20 +12,7 @@ import msgspec
 
 from melodeon.client.follow import QUIET_S, follow
 from melodeon.client.transport import PATIENCE_S, Transport
-from melodeon.core.service import (
-    OVER,
-    EventInfo,
-    JobInfo,
-    LogChunk,
-    NodeInfo,
-    Overview,
-    Phase,
-    Sentence,
-    Series,
-    Submission,
-    Timeline,
-    WhatIf,
-)
+from melodeon.core import service
 from melodeon.core.spec import Spec
 
 LOGS_WAIT_S = 20.0
@@ -74,48 +61,55 @@ class Cluster:
 
     # --- jobs ---
 
-    def submit(self, job: JobFile, *, dry_run: bool = False, request_id: str | None = None) -> Submission:
+    def submit(self, job: JobFile, *, dry_run: bool = False, request_id: str | None = None) -> service.Submission:
         """Submit a job. Sent again after a broken connection it is still one job; see `request_id`."""
         body = job.to_json() if isinstance(job, Spec) else dict(job)
         request_id = request_id or uuid.uuid4().hex
         return self._transport.ask(
-            Submission, "POST", "/jobs", params={"dry_run": dry_run or None}, body=body, request_id=request_id
+            service.Submission, "POST", "/jobs", params={"dry_run": dry_run or None}, body=body, request_id=request_id
         )
 
-    def job(self, job: str) -> JobInfo:
+    def job(self, job: str) -> service.JobInfo:
         """A job by its id, the beginning of it, or `last`."""
-        return self._transport.ask(JobInfo, "GET", _path(job))
+        return self._transport.ask(service.JobInfo, "GET", _path(job))
 
     def jobs(
-        self, *, phase: Phase | None = None, user: str | None = None, after: str | None = None, limit: int | None = None
-    ) -> tuple[JobInfo, ...]:
+        self,
+        *,
+        phase: service.Phase | None = None,
+        user: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[service.JobInfo, ...]:
         """Jobs in the order of their submission; all of them without a limit."""
-        found: list[JobInfo] = []
+        found: list[service.JobInfo] = []
         while limit is None or len(found) < limit:
             size = PAGE if limit is None else min(PAGE, limit - len(found))
             params = {"phase": phase, "user": user, "after": found[-1].id if found else after, "limit": size}
-            page = self._transport.ask(tuple[JobInfo, ...], "GET", "/jobs", params=params)
+            page = self._transport.ask(tuple[service.JobInfo, ...], "GET", "/jobs", params=params)
             found += page
             if len(page) < size:
                 break
         return tuple(found)
 
-    def edit(self, job: str, changes: Mapping[str, object]) -> Submission:
+    def edit(self, job: str, changes: Mapping[str, object]) -> service.Submission:
         """Change fields of a job's file; it is judged again."""
-        return self._transport.ask(Submission, "PATCH", _path(job), body=dict(changes))
+        return self._transport.ask(service.Submission, "PATCH", _path(job), body=dict(changes))
 
-    def cancel(self, job: str, *, request_id: str | None = None) -> JobInfo:
+    def cancel(self, job: str, *, request_id: str | None = None) -> service.JobInfo:
         """End a job for good."""
-        return self._transport.ask(JobInfo, "POST", _path(job, "cancel"), request_id=request_id or uuid.uuid4().hex)
+        return self._transport.ask(
+            service.JobInfo, "POST", _path(job, "cancel"), request_id=request_id or uuid.uuid4().hex
+        )
 
-    def scale(self, job: str, workers: int | None) -> JobInfo:
+    def scale(self, job: str, workers: int | None) -> service.JobInfo:
         """Fix a job's number of workers; None: back to the policy. For operators."""
-        return self._transport.ask(JobInfo, "POST", _path(job, "scale"), body={"workers": workers})
+        return self._transport.ask(service.JobInfo, "POST", _path(job, "scale"), body={"workers": workers})
 
-    def logs(self, job: str, start: str = "", *, worker: int | None = None, wait_s: float = 0.0) -> LogChunk:
+    def logs(self, job: str, start: str = "", *, worker: int | None = None, wait_s: float = 0.0) -> service.LogChunk:
         """A piece of a job's output after the mark `start`; waits for some, up to `wait_s`."""
         params = {"from": start or None, "worker": worker, "wait_s": wait_s or None}
-        return self._transport.ask(LogChunk, "GET", _path(job, "logs"), params=params, wait_s=wait_s)
+        return self._transport.ask(service.LogChunk, "GET", _path(job, "logs"), params=params, wait_s=wait_s)
 
     def follow_logs(self, job: str, start: str = "", *, worker: int | None = None) -> Iterator[str]:
         """A job's output as it comes, until the job has ended."""
@@ -127,15 +121,15 @@ class Cluster:
                 return
             start = chunk.next
 
-    def story(self, job: str) -> tuple[Sentence, ...]:
+    def story(self, job: str) -> tuple[service.Sentence, ...]:
         """What happened to a job and why."""
-        return self._transport.ask(tuple[Sentence, ...], "GET", _path(job, "story"))
+        return self._transport.ask(tuple[service.Sentence, ...], "GET", _path(job, "story"))
 
-    def series(self, job: str) -> Series:
+    def series(self, job: str) -> service.Series:
         """What a job did over time."""
-        return self._transport.ask(Series, "GET", _path(job, "series"))
+        return self._transport.ask(service.Series, "GET", _path(job, "series"))
 
-    def wait(self, job: str, timeout_s: float | None = None) -> JobInfo:
+    def wait(self, job: str, timeout_s: float | None = None) -> service.JobInfo:
         """Wait until a job is over, and return how; after `timeout_s` it is returned as it is."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         name = self.job(job).id
@@ -144,40 +138,40 @@ class Cluster:
             with closing(follow(self._transport, None, name, quiet_s=left_s)) as news:
                 for number, _ in enumerate(news):
                     found = self.job(name)
-                    if found.phase in OVER or (until is not None and time.monotonic() >= until):
+                    if found.phase in service.OVER or (until is not None and time.monotonic() >= until):
                         return found
                     if number and until is not None:
                         break  # and wait for what is left
 
     # --- the cluster ---
 
-    def overview(self) -> Overview:
+    def overview(self) -> service.Overview:
         """The cluster now."""
-        return self._transport.ask(Overview, "GET", "/overview")
+        return self._transport.ask(service.Overview, "GET", "/overview")
 
-    def nodes(self) -> tuple[NodeInfo, ...]:
+    def nodes(self) -> tuple[service.NodeInfo, ...]:
         """The nodes, and who holds their devices."""
-        return self._transport.ask(tuple[NodeInfo, ...], "GET", "/nodes")
+        return self._transport.ask(tuple[service.NodeInfo, ...], "GET", "/nodes")
 
-    def set_node(self, node: str, *, up: bool | None = None, drained: bool | None = None) -> NodeInfo:
+    def set_node(self, node: str, *, up: bool | None = None, drained: bool | None = None) -> service.NodeInfo:
         """Say that a node is up or down, or to be left empty. For operators."""
         said = {name: value for name, value in (("up", up), ("drained", drained)) if value is not None}
-        return self._transport.ask(NodeInfo, "POST", f"/nodes/{quote(node, safe='')}", body=said)
+        return self._transport.ask(service.NodeInfo, "POST", f"/nodes/{quote(node, safe='')}", body=said)
 
-    def events(self, after: int = 0, *, job: str | None = None, limit: int = 200) -> tuple[EventInfo, ...]:
+    def events(self, after: int = 0, *, job: str | None = None, limit: int = 200) -> tuple[service.EventInfo, ...]:
         """The cluster's log after a number, oldest first."""
         params = {"after": after, "job": job, "limit": limit}
-        return self._transport.ask(tuple[EventInfo, ...], "GET", "/events", params=params)
+        return self._transport.ask(tuple[service.EventInfo, ...], "GET", "/events", params=params)
 
-    def follow_events(self, after: int | None = None, *, job: str | None = None) -> Iterator[EventInfo]:
+    def follow_events(self, after: int | None = None, *, job: str | None = None) -> Iterator[service.EventInfo]:
         """The log as it grows, without an end; each event once, also when connections break. None: from now on."""
         for event in follow(self._transport, after, job):
-            if isinstance(event, EventInfo):
+            if isinstance(event, service.EventInfo):
                 yield event
 
-    def timeline(self, since: float | None = None, until: float | None = None) -> Timeline:
+    def timeline(self, since: float | None = None, until: float | None = None) -> service.Timeline:
         """Who held which devices between two moments; by default in the last hour."""
-        return self._transport.ask(Timeline, "GET", "/timeline", params={"since": since, "until": until})
+        return self._transport.ask(service.Timeline, "GET", "/timeline", params={"since": since, "until": until})
 
     def policy(self) -> str:
         """The policy that decides."""
@@ -191,10 +185,10 @@ class Cluster:
         """Decide by another policy from now on. For operators."""
         return self._transport.ask(_Policy, "PUT", "/policy", body={"policy": name}).policy
 
-    def whatif(self, *, policy: str | None = None, job: JobFile | None = None) -> WhatIf:
+    def whatif(self, *, policy: str | None = None, job: JobFile | None = None) -> service.WhatIf:
         """The cluster played forward from now, under another policy, or with one more job."""
         body = {"policy": policy, "job": job.to_json() if isinstance(job, Spec) else job}
-        return self._transport.ask(WhatIf, "POST", "/whatif", body=body)
+        return self._transport.ask(service.WhatIf, "POST", "/whatif", body=body)
 
     def metrics(self) -> str:
         """Figures for Prometheus."""

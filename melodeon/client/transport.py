@@ -32,6 +32,7 @@ PATIENCE_S = 5.0
 """How long a service that does not answer is waited for."""
 ANSWER_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
+UNKNOWN_TOKEN = 401
 BY_CODE: Mapping[int, type[MelodeonError]] = {
     2: UsageError,
     3: Rejected,
@@ -224,6 +225,8 @@ def check(status: int, body: bytes, base: str) -> None:
         if status >= 300:
             raise Unreachable(f"{base} points elsewhere (status {status}): it is no service of melodeon")
         return
+    if status == UNKNOWN_TOKEN:
+        raise UsageError(f"{base} does not know your token: set {TOKEN} to the one in its state folder's file `token`")
     try:
         problem = msgspec.json.decode(body, type=_Problem)
     except msgspec.MsgspecError:

@@ -1,14 +1,16 @@
 """The answers of one turn: read off the draft, kept with the facts that they stand for, told when both are stored."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from melodeon.backends.fleet_values import Seen
-from melodeon.control import desk
+from melodeon.control import desk, forecast
 from melodeon.control.events import Edited, EditRefused
+from melodeon.control.forecast import Standing
 from melodeon.control.infos import job_info, node_infos
 from melodeon.control.job import Job
 from melodeon.control.store import Answer
@@ -26,8 +28,8 @@ class Composer:
     wishes: Sequence[desk.Wish]
     seen: Mapping[str, Seen]
     jobs_dir: Path
-    planned: dict[str, float] = field(default_factory=dict)
-    """When jobs will be done, where that was worked out."""
+    _planned: dict[tuple[int, str], float] = field(default_factory=dict)
+    """By draft and job: when it will be done, where that was worked out."""
     _taken: list[desk.Wish] = field(default_factory=list)
     _trials: dict[int, Turn] = field(default_factory=dict)
     """By wish: the draft on which it was tried."""
@@ -59,16 +61,21 @@ class Composer:
                     self._trials[id(wish)] = trial
                     self._taken.append(wish)
 
-    @property
-    def asked(self) -> bool:
-        """Whether anybody wants to know when a job will be done."""
-        return any(isinstance(wish, desk.Submit | desk.Edit) for wish in self._taken)
-
-    def drafts(self) -> Iterator[Turn]:
-        """Every draft that somebody is told about."""
-        if any(id(wish) not in self._trials for wish in self._taken):
-            yield self.turn
-        yield from self._trials.values()
+    async def look_ahead(self) -> None:
+        """When the jobs that were submitted or changed will be done."""
+        asked: dict[int, tuple[Turn, list[str]]] = {}
+        for wish in self._taken:
+            if isinstance(wish, desk.Submit | desk.Edit):
+                turn = self._trials.get(id(wish), self.turn)
+                asked.setdefault(id(turn), (turn, []))[1].append(wish.name)
+        for turn, names in asked.values():
+            standing = Standing.of(turn.state, turn.world, turn.memory, turn.progress, turn.now)
+            found: Mapping[str, float]
+            if len(standing.view.jobs) > forecast.PLAYED:
+                found = standing.latest(names)
+            else:
+                found = (await asyncio.to_thread(standing.played)).ends
+            self._planned |= {(id(turn), name): found[name] for name in names if name in found}
 
     def compose(self) -> None:
         """Make the answers; those to requests with an id are stored."""
@@ -109,7 +116,7 @@ class Composer:
             turn.state,
             turn.world,
             self.seen.get(name),
-            self.planned.get(name),
+            self._planned.get((id(turn), name)),
             job_dir=str(self.jobs_dir / name),
             now=turn.now,
         )

@@ -48,8 +48,12 @@ from melodeon.core.spec import Spec
 from melodeon.sched.registry import make_policy
 from melodeon.sched.tick import NO_RULES, Rules, TickState
 
-LIVE = Overheads(default=Pause(base_s=0.5, large_s=2.0, connect_s=0.2), first_start=True)
-"""What a change of workers costs on one machine."""
+LIVE = Overheads(
+    default=Pause(base_s=0.5, large_s=2.0, connect_s=0.2),
+    start=Pause(base_s=4.0, large_s=10.0, connect_s=0.0),
+    first_start=True,
+)
+"""What a change of workers costs on one machine: a start imports the training library first."""
 LOG_LOOK_S = 0.25
 """How often a growing log is looked at for somebody who waits."""
 STORY = 5000
@@ -227,13 +231,15 @@ class Controller:
         return self.engine.follow(after)
 
     def timeline(self, since: float, until: float) -> Timeline:
-        """Who held which devices."""
-        return infos.timeline(self.engine.store.spans(since, until), self.cluster, since, until)
+        """Who held which devices, and what is planned."""
+        engine, now = self.engine, self.engine.clock.now()
+        held = infos.timeline(engine.store.spans(since, until), self.cluster, since, until)
+        return replace(held, planned=infos.to_come(engine.planned.shares, now, until))
 
     def series(self, job: str) -> Series:
         """What a job did over time."""
         store, name = self.engine.store, self._find(job).id
-        return infos.series(store.samples(name), store.held(name))
+        return infos.series(store.samples(name), store.held(name), store.events(0, name, STORY))
 
     def story(self, job: str) -> tuple[Sentence, ...]:
         """What happened to a job, in sentences."""
@@ -317,7 +323,7 @@ class Controller:
             engine.state,
             engine.world,
             engine.sight.seen.get(job.id),
-            engine.planned.get(job.id),
+            engine.planned.ends.get(job.id),
             job_dir=str(engine.jobs_dir / job.id),
             now=engine.clock.now(),
         )

@@ -87,11 +87,12 @@ def scaling(curve: Curve, given: Mapping[int, float], least: int, most: int, *, 
     if not points:
         return None
     known = sorted(points.items())
+    whole = ScalingCurve(tuple(known))
     made: dict[int, float] = {}
     gain = _gain(known, promised)
     for size in wanted:
         if size <= known[-1][0]:
-            made[size] = _between(known, size)
+            made[size] = whole.rate(size)
         elif known[-1][0] in curve.points:
             # A curve that somebody wrote down is taken at its word: it ends where it ends.
             below = max(made.items(), default=known[-1])
@@ -136,15 +137,3 @@ def _gain(known: list[tuple[int, float]], promised: bool) -> float:
 
 def _doublings(low: int, high: int) -> float:
     return log2(high / low)
-
-
-def _between(known: list[tuple[int, float]], size: int) -> float:
-    """Interpolated; below the first point each worker does its part of it."""
-    last_size, last_rate = 0, 0.0
-    for at, rate in known:
-        if at == size:
-            return rate
-        if at > size:
-            return last_rate + (rate - last_rate) * (size - last_size) / (at - last_size)
-        last_size, last_rate = at, rate
-    return last_rate

@@ -257,7 +257,7 @@ def submission_text(job: Job, planned_at: float | None, now: float) -> str:
     else:
         text += " and waits for devices"
     if planned_at is not None:
-        text += f"; it should be done at {day_and_clock(planned_at, now)}"
+        text += f"; it should be done by {day_and_clock(planned_at, now)}"
     return text
 
 

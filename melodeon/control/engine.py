@@ -10,7 +10,7 @@ import asyncio
 import sys
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -19,11 +19,12 @@ from time import perf_counter
 
 from melodeon import __version__
 from melodeon.backends.fleet_values import FleetLike, Seen
-from melodeon.control import desk, orders, whatif
+from melodeon.control import desk, forecast, orders
 from melodeon.control.answers import Composer
 from melodeon.control.events import Entry, Launched, Planned, PolicySet, Started
-from melodeon.control.hands import Hands, Report
-from melodeon.control.rounds import World, accepted_of, policy_of, view_of
+from melodeon.control.forecast import Played, Standing
+from melodeon.control.hands import Hands, Report, Trouble
+from melodeon.control.rounds import World, accepted_of
 from melodeon.control.sight import Sight
 from melodeon.control.specs import SpecBook
 from melodeon.control.store import Sample, Store
@@ -31,9 +32,7 @@ from melodeon.control.story import told
 from melodeon.control.turn import Turn, next_deadline
 from melodeon.coord.failpoint import failpoint
 from melodeon.core.cluster import Cluster
-from melodeon.core.clusterview import ClusterView
 from melodeon.core.errors import MelodeonError, Unreachable
-from melodeon.core.jobs import JobId
 from melodeon.core.overhead import Overheads
 from melodeon.core.service import EventInfo
 from melodeon.sched.registry import make_policy
@@ -47,6 +46,8 @@ RETRY_S = 1.0
 RECENT = 5000
 """Lines of the log that are kept at hand for those who follow it."""
 PLAN_EVERY_S = 2.0
+FORGET_EVERY_S = 3600.0
+"""How often jobs that have been over for long are looked for."""
 
 
 class Clock:
@@ -99,8 +100,8 @@ class Engine:
         )
         self.memory = TickState(accepted=accepted_of(self.state, self.clock.now()))
         self.sight = Sight({node.id: node.device_type for node in cluster.nodes})
-        self.planned: dict[str, float] = {}
-        """When jobs will be done, as last worked out."""
+        self.planned = Played()
+        """When jobs will be done and what they hold until then, as last worked out."""
         self.rounds, self.round_s = 0, 0.0
         self.started_at = self.clock.now()
         self.trouble = ""
@@ -111,10 +112,13 @@ class Engine:
         self._samples: list[Sample] = []
         self._flushed = self.clock.now()
         self._stirred = asyncio.Event()
+        self.found = asyncio.Event()
+        """The jobs that ran already are known again, as far as they have come."""
         self._news = asyncio.Event()
         self._recent: deque[EventInfo] = deque(maxlen=RECENT)
         self._wake_at: float | None = None
         self._deadline_at = next_deadline(self.state)
+        self._forget_at = 0.0
         self._fresh = True
         """No round has been run yet."""
         self._writer = ThreadPoolExecutor(1, "store")
@@ -143,9 +147,12 @@ class Engine:
         try:
             while True:
                 if not self._stirred.is_set():
+                    # Not `wait_for`, which forgets that it was cancelled where both happen at once.
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._stirred.wait(), self._patience_s())
+                        async with asyncio.timeout(self._patience_s()):
+                            await self._stirred.wait()
                 await self.turn()
+                self.found.set()
         finally:
             observer.cancel()
             for wish in self._wishes:
@@ -167,7 +174,11 @@ class Engine:
         for job in list(self.state.live.values()):
             if job.alive:
                 failpoint("control.adopt")
-                self.report(await self.fleet.adopt(self.jobs_dir / job.id, job.id, job.incarnation))
+                try:
+                    self.report(await self.fleet.adopt(self.jobs_dir / job.id, job.id, job.incarnation))
+                except MelodeonError as error:
+                    # Hands launch what nobody has seen, and a fleet finds what was launched before.
+                    self.report(Trouble(job.id, job.incarnation, str(error)))
         self._stirred.set()
 
     async def close(self) -> None:
@@ -211,14 +222,15 @@ class Engine:
             self._stirred.set()
         turn = Turn(self.state, self.clock.tick(), self.world, self.memory)
         for report in reports:
-            if isinstance(report, Seen):
-                self._hands.saw(report)
-            turn.say(*self.sight.take(turn.state, report, turn.now))
+            self._take(turn, report)
         self._samples += self.sight.samples(iter(reports), turn.state, turn.now)
         composer = Composer(turn, wishes, self.sight.seen, self.jobs_dir)
         try:
             await self._decide(turn, composer)
             await self._store(turn)
+        except asyncio.CancelledError:
+            self._wishes = [*wishes, *self._wishes]  # whoever stops the loop tells them
+            raise
         except MelodeonError as error:
             self._refuse(wishes, reports, error)
             return
@@ -229,11 +241,24 @@ class Engine:
         composer.tell()
         self._follow(turn)
 
+    def _take(self, turn: Turn, report: Report) -> None:
+        """The facts in a report. One that cannot be understood is dropped: kept, it would come again for ever."""
+        if isinstance(report, Seen):
+            self._hands.saw(report)
+        try:
+            turn.say(*self.sight.take(turn.state, report, turn.now))
+        except Exception as error:  # noqa: BLE001 - our own mistake about one job must not stop the others
+            traceback.print_exc()
+            self.trouble = f"a report of {report.job} was not understood ({type(error).__name__}: {error})"
+
     async def _decide(self, turn: Turn, composer: Composer) -> None:
         turn.progress = self.sight.progress(turn.state)
         composer.take_in()
         if self._deadline_at is not None and turn.now >= self._deadline_at:
             turn.deadlines()
+        if turn.now >= self._forget_at:
+            self._forget_at = turn.now + FORGET_EVERY_S
+            turn.forget(turn.now - self.store.keep_s)
         if any(isinstance(fact, PolicySet) for fact in turn.facts):
             name = turn.state.policy
             turn.world = replace(turn.world, policy=make_policy(name), policy_name=name)
@@ -244,13 +269,7 @@ class Engine:
             self._round(turn)
         turn.launches()
         composer.try_out()
-        if composer.asked and len(turn.state.live) <= whatif.PLAYED:
-            for one in composer.drafts():
-                view = view_of(one.state, one.world, one.progress, one.now)
-                policy = policy_of(one.state, one.world)
-                composer.planned |= await asyncio.to_thread(
-                    _finishes, view, one.world, policy.fixed, one.memory, one.state.origin or 0.0
-                )
+        await composer.look_ahead()
         composer.compose()
 
     def _round(self, turn: Turn) -> None:
@@ -326,9 +345,11 @@ class Engine:
 
     # --- followers ---
 
-    async def follow(self, after: int | None) -> AsyncIterator[EventInfo]:
-        """The log as it grows."""
-        at = self.seq if after is None else after
+    def follow(self, after: int | None) -> AsyncIterator[EventInfo]:
+        """The log as it grows, after a number; None: from this call on."""
+        return self._lines(self.seq if after is None else after)
+
+    async def _lines(self, at: int) -> AsyncIterator[EventInfo]:
         while True:
             news = self._news
             oldest = self._recent[0].seq if self._recent else self.seq + 1
@@ -346,30 +367,20 @@ class Engine:
 
     def _replan(self, now: float) -> None:
         busy = self._planning is not None and not self._planning.done()
-        if busy or len(self.state.live) > whatif.PLAYED_LATER or now - self._planned_at < PLAN_EVERY_S:
+        if busy or now - self._planned_at < PLAN_EVERY_S:
             return
+        standing = Standing.of(self.state, self.world, self.memory, self.sight.progress(self.state), self.clock.now())
         self._planned_at = now
-        self._planning = asyncio.get_running_loop().create_task(self._plan(), name="plan")
+        if len(standing.view.jobs) > forecast.PLAYED_LATER:
+            self.planned = Played(standing.foretold())
+        else:
+            self._planning = asyncio.get_running_loop().create_task(self._plan(standing), name="plan")
 
-    async def _plan(self) -> None:
-        state, world, memory = self.state, self.world, self.memory
-        view = view_of(state, world, self.sight.progress(state), self.clock.now())
-        fixed = policy_of(state, world).fixed
+    async def _plan(self, standing: Standing) -> None:
         started = perf_counter()
-        self.planned = await asyncio.to_thread(_finishes, view, world, fixed, memory, state.origin or 0.0)
+        self.planned = await asyncio.to_thread(standing.played)
         # What took long is done less often.
         self._planned_at = self.clock.now() + 10 * (perf_counter() - started)
-
-
-def _finishes(
-    view: ClusterView, world: World, fixed: Mapping[JobId, int], memory: TickState, origin: float
-) -> dict[str, float]:
-    """When each job will be done; nothing where that cannot be worked out, since no decision hangs on it."""
-    try:
-        found = whatif.finishes(view, world, fixed, memory)
-    except (AssertionError, ArithmeticError, LookupError, MelodeonError):
-        return {}
-    return {name: at + origin for name, at in found.items()}
 
 
 def _this_turn(wishes: list[desk.Wish]) -> tuple[list[desk.Wish], list[desk.Wish]]:

@@ -113,6 +113,14 @@ class Ended(JobFact, frozen=True, kw_only=True, tag="ended"):
     pause_s: float = 0.0
 
 
+class Paused(JobFact, frozen=True, kw_only=True, tag="paused"):
+    """It stood still while its workers changed, and trains on."""
+
+    incarnation: int
+    pause_s: float
+    """In all changes of this incarnation so far."""
+
+
 class CancelAsked(JobFact, frozen=True, kw_only=True, tag="cancel-asked"):
     """Somebody wants it to end."""
 
@@ -191,6 +199,12 @@ class NodeSet(Fact, frozen=True, kw_only=True, tag="node"):
     user: str
 
 
+class Forgotten(Fact, frozen=True, kw_only=True, tag="forgotten"):
+    """Jobs that were over before a moment are no longer known."""
+
+    before: float
+
+
 AnyFact = (
     Started
     | Submitted
@@ -200,6 +214,7 @@ AnyFact = (
     | Training
     | Sized
     | Moved
+    | Paused
     | Ended
     | CancelAsked
     | Edited
@@ -211,6 +226,7 @@ AnyFact = (
     | ProfileFailed
     | PolicySet
     | NodeSet
+    | Forgotten
 )
 FACTS: tuple[type[Fact], ...] = get_args(AnyFact)
 

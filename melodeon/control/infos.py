@@ -1,9 +1,11 @@
 """The state as the service says it: jobs, nodes, the cluster, charts. Nothing is decided here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 
 from melodeon.backends.fleet_values import Seen
+from melodeon.control.events import Ended, Entry, Moved, Paused
 from melodeon.control.job import Job
 from melodeon.control.rounds import World
 from melodeon.control.specs import UNKNOWN, bounds, known_curves, length_of, types_of
@@ -130,8 +132,14 @@ def timeline(rows: tuple[SpanRow, ...], cluster: Cluster, since: float, until: f
     return Timeline(since=since, until=until, spans=spans, capacity=sum(n.num_devices for n in cluster.nodes))
 
 
-def series(samples: tuple[Sample, ...], held: tuple[SpanRow, ...]) -> Series:
-    """What a job did over time."""
+def to_come(planned: Iterable[Span], now: float, until: float) -> tuple[Span, ...]:
+    """What is left of planned shares, up to a moment: they were worked out a while ago."""
+    left = (replace(span, began_at=max(now, span.began_at)) for span in planned)
+    return tuple(span for span in left if span.began_at < min(until, span.ended_at or until))
+
+
+def series(samples: tuple[Sample, ...], held: tuple[SpanRow, ...], log: Iterable[Entry]) -> Series:
+    """What a job did over time; `log` is its own part of the cluster's."""
     names = sorted({name for sample in samples for name in sample.metrics})
     columns: dict[str, tuple[float | None, ...]] = {
         "step": tuple(float(sample.step) for sample in samples),
@@ -149,5 +157,19 @@ def series(samples: tuple[Sample, ...], held: tuple[SpanRow, ...]) -> Series:
             changes.append((row.ended, 0.0))
     columns["workers_at"] = tuple(at for at, _ in changes)
     columns["workers"] = tuple(count for _, count in changes)
-    columns["pause_at"], columns["pause_s"] = (), ()
+    pauses = tuple(_pauses(log))
+    columns["pause_at"] = tuple(at for at, _ in pauses)
+    columns["pause_s"] = tuple(seconds for _, seconds in pauses)
     return Series(columns=columns)
+
+
+def _pauses(log: Iterable[Entry]) -> Iterator[tuple[float, float]]:
+    """When it stood still because its workers changed, and for how long; facts carry sums of one incarnation."""
+    sums: dict[int, float] = {}
+    for entry in log:
+        if isinstance(entry.fact, Moved | Paused | Ended):
+            before = sums.get(entry.fact.incarnation, 0.0)
+            seconds = round(entry.fact.pause_s - before, 6)
+            if seconds > 0:
+                sums[entry.fact.incarnation] = entry.fact.pause_s
+                yield entry.at, seconds

@@ -19,6 +19,7 @@ from melodeon.control.events import (
     Launched,
     Moved,
     Overridden,
+    Paused,
     Planned,
     ProfileFailed,
     Sized,
@@ -142,6 +143,8 @@ def step(job: Job, at: float, fact: AnyFact) -> Job:
             return _sized(job, fact)
         case Moved():
             return _moved(job, fact)
+        case Paused():
+            return replace(job, pause_now_s=fact.pause_s) if fact.incarnation == job.incarnation else job
         case Ended():
             return _ended(job, at, fact)
         case CancelAsked():

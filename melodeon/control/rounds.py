@@ -130,7 +130,7 @@ def _resumes(job: Job, world: World, seen: Progress | None, now: float) -> float
     if not job.counts:
         return job.given_at or job.submitted_at
     fresh = job.first_started_at == job.given_at
-    due = job.given_at + world.overheads.pause_s("", job.num_devices, fresh=fresh)
+    due = job.given_at + world.overheads.pause_s("", job.num_devices, fresh=fresh, held=job.training)
     if seen is not None and seen.settled and seen.at >= job.given_at:
         return min(due, now)
     return due

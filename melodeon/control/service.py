@@ -131,7 +131,7 @@ async def _run(controller: Controller, server: "_Server", hub: Hub, sock: socket
     """Controller and server side by side, until one of them ends or a signal comes."""
     loop = asyncio.get_running_loop()
     deciding = loop.create_task(controller.run(), name="controller")
-    serving = loop.create_task(server.serve([sock]), name="server")
+    serving = loop.create_task(_serve_found(controller, server, sock), name="server")
 
     def stop() -> None:
         if server.should_exit:
@@ -143,7 +143,8 @@ async def _run(controller: Controller, server: "_Server", hub: Hub, sock: socket
         try:
             await asyncio.wait({deciding, serving}, return_when=asyncio.FIRST_COMPLETED)
             stop()
-            await asyncio.wait({serving})
+            if controller.engine.found.is_set():
+                await asyncio.wait({serving})
         finally:
             address.withdraw(server.address)
             for task in (serving, deciding):
@@ -152,6 +153,12 @@ async def _run(controller: Controller, server: "_Server", hub: Hub, sock: socket
     for end in ends:
         if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
             raise end
+
+
+async def _serve_found(controller: Controller, server: "_Server", sock: socket.socket) -> None:
+    """Serve from when running jobs are found again: before, it would tell less of them than it once did."""
+    await controller.engine.found.wait()
+    await server.serve([sock])
 
 
 @contextlib.contextmanager

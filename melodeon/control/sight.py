@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from melodeon.backends.fleet_values import Seen
 from melodeon.control.curves import NOTHING, Known, corrections, slower
-from melodeon.control.events import AnyFact, CurveMeasured, Ended, Moved, ProfileFailed, Sized, Stuck, Training
+from melodeon.control.events import AnyFact, CurveMeasured, Ended, Moved, Paused, ProfileFailed, Sized, Stuck, Training
 from melodeon.control.hands import Profiled, Report, Trouble
 from melodeon.control.job import Job
 from melodeon.control.rounds import Progress
@@ -18,7 +18,9 @@ from melodeon.core.service import Phase
 from melodeon.core.text import plain
 
 CORRECT_S = 5.0
-"""A job's curve is corrected at most so often: a decision should stand for a while."""
+"""A curve is corrected at most so often: a decision should stand for a while."""
+SHARING, CORRECT_MOST_S = 10, 60.0
+"""One that more jobs share is corrected less often, in proportion: each time all of them are judged by it again."""
 SAMPLE_S, SAMPLES = 1.0, 1500
 """The first samples of a job are so far apart; later ones further, so that there are about as many for any length."""
 
@@ -32,6 +34,7 @@ class Sight:
         self.seen: dict[str, Seen] = {}
         self._seen_at: dict[str, float] = {}
         self._corrected: dict[str, float] = {}
+        """When the curve of a signature was last corrected."""
         self._sampled: dict[str, tuple[float, int]] = {}
 
     def take(self, state: State, report: Report, now: float) -> Iterator[AnyFact]:
@@ -76,23 +79,27 @@ class Sight:
         tables: tuple[dict[str, Seen] | dict[str, float] | dict[str, tuple[float, int]], ...] = (
             self.seen,
             self._seen_at,
-            self._corrected,
             self._sampled,
         )
         for table in tables:
             for name in table.keys() - state.live.keys():
                 del table[name]
+        for signature in self._corrected.keys() - {job.signature for job in state.live.values()}:
+            del self._corrected[signature]
 
     def _changes(self, job: Job, seen: Seen) -> Iterator[AnyFact]:
         name, number = job.id, job.incarnation
         virtual = None if "virtual_workers" in job.spec else seen.virtual_workers
         sized = (seen.total_steps, seen.steps_per_epoch, virtual)
         had = (job.total_steps, job.steps_per_epoch, job.virtual_workers)
-        if any(new is not None and new != old for new, old in zip(sized, had, strict=True)):
+        # One that is to be started again does not know the job's newest file.
+        if not job.again and any(new is not None and new != old for new, old in zip(sized, had, strict=True)):
             yield Sized(job=name, total_steps=sized[0], steps_per_epoch=sized[1], virtual_workers=sized[2])
         if seen.slots and not _same(seen.slots, job.on):
             slots = {node: tuple(sorted(indices)) for node, indices in seen.slots.items() if indices}
             yield Moved(job=name, incarnation=number, slots=slots, pause_s=seen.pause_s, step=seen.step)
+        elif seen.ended is None and seen.pause_s > job.pause_now_s:
+            yield Paused(job=name, incarnation=number, pause_s=seen.pause_s)
         if seen.training and not job.training:
             yield Training(job=name, incarnation=number, step=seen.step)
         if seen.ended is None and plain(seen.stuck) != job.stuck and (seen.stuck or seen.training):
@@ -119,15 +126,20 @@ class Sight:
         kind = self._kind(seen.slots)
         if job.phase is not Phase.RUNNING or not seen.training or not seen.rates or kind is None:
             return
-        if now - self._corrected.get(job.id, 0.0) < CORRECT_S:
+        last = self._corrected.get(job.signature, 0.0)
+        if now - last < CORRECT_S:
             return
         curve = state.known.get(job.signature, Known()).by_type.get(kind, NOTHING)
         given = {int(size): rate for size, rate in job.spec.get("curve", {}).items()}
         new = corrections({**given, **curve.points}, seen.rates)
         found = {**{n: r for n, r in curve.points.items() if curve.sources[n] != "given"}, **seen.rates}
         struck = slower(found, curve.struck)
-        if new or struck:
-            self._corrected[job.id] = now
+        if not new and not struck:
+            return
+        sharing = sum(other.signature == job.signature for other in state.live.values())
+        learnt = bool(struck) or any(curve.sources.get(size) != "measured" for size in new)
+        if learnt or now - last >= min(CORRECT_MOST_S, CORRECT_S * sharing / SHARING):
+            self._corrected[job.signature] = now
             yield CurveMeasured(
                 job=job.id, signature=job.signature, device_type=kind, points=new, source="measured", struck=struck
             )

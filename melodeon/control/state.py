@@ -10,7 +10,17 @@ import msgspec
 from msgspec.structs import replace
 
 from melodeon.control.curves import NOTHING, Known
-from melodeon.control.events import AnyFact, CurveMeasured, Entry, NodeSet, PolicySet, Sized, Started, Submitted
+from melodeon.control.events import (
+    AnyFact,
+    CurveMeasured,
+    Entry,
+    Forgotten,
+    NodeSet,
+    PolicySet,
+    Sized,
+    Started,
+    Submitted,
+)
 from melodeon.control.job import Job, step, submitted
 
 
@@ -63,9 +73,16 @@ def fold(state: State, at: float, fact: AnyFact) -> State:
             state.live[fact.job] = submitted(at, fact)
         case CurveMeasured():
             _learn(state, fact)
+        case Forgotten(before=before):
+            state.past = {name: job for name, job in state.past.items() if not is_old(job, before)}
         case _:
             _fold_job(state, at, fact)
     return state
+
+
+def is_old(job: Job, before: float) -> bool:
+    """Whether a job was over before a moment."""
+    return job.finished_at is not None and job.finished_at < before
 
 
 def fold_all(state: State, entries: Iterable[Entry]) -> State:

@@ -6,6 +6,9 @@
     spans      who held which devices, from the same facts, for charts
     samples    progress and metrics of running jobs; losing some would lose no decision
 
+What is older than `keep_s` goes when a snapshot is written: lines of the log that the snapshot before already holds,
+answers, samples, and spans that have ended. The state itself forgets by a fact (`events.Forgotten`).
+
 One process writes: a lock on the folder says so. Writes come from one thread, reads from another; WAL lets both work.
 """
 
@@ -26,19 +29,29 @@ from melodeon.core.errors import MelodeonError, UsageError
 
 APPLICATION = 0x4D454C4F
 """Marks the file as ours ("MELO")."""
-VERSION = 1
+VERSION = 2
+KEEP_S = 30 * 86_400.0
+"""How long the past is kept."""
 SCHEMA = """
 CREATE TABLE events (seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, job TEXT, body BLOB NOT NULL);
 CREATE INDEX events_by_job ON events (job, seq) WHERE job IS NOT NULL;
 CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
-CREATE TABLE answers (request TEXT PRIMARY KEY, asked TEXT NOT NULL, body BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE answers (request TEXT PRIMARY KEY, asked TEXT NOT NULL, body BLOB NOT NULL, at REAL NOT NULL DEFAULT 0)
+    WITHOUT ROWID;
 CREATE TABLE spans (id INTEGER PRIMARY KEY, job TEXT NOT NULL, slots BLOB NOT NULL, began REAL NOT NULL, ended REAL,
     why TEXT NOT NULL);
-CREATE INDEX spans_open ON spans (job) WHERE ended IS NULL;
+CREATE INDEX spans_by_job ON spans (job, began);
 CREATE INDEX spans_by_end ON spans (ended);
 CREATE TABLE samples (job TEXT NOT NULL, at REAL NOT NULL, step INTEGER NOT NULL, metrics BLOB NOT NULL);
 CREATE INDEX samples_by_job ON samples (job, at);
 """
+FROM_1 = """
+ALTER TABLE answers ADD COLUMN at REAL NOT NULL DEFAULT 0;
+UPDATE answers SET at = unixepoch();
+DROP INDEX IF EXISTS spans_open;
+CREATE INDEX IF NOT EXISTS spans_by_job ON spans (job, began);
+"""
+"""Version 1 did not know how old an answer is, and looked through all spans for those of one job."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -90,8 +103,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 class Store:
     """The cluster's log; opened by `Store(STATE / "cluster.db")`, one at a time."""
 
-    def __init__(self, path: Path, *, snapshot_every: int = 1000) -> None:
-        self.path, self._every = path, snapshot_every
+    def __init__(self, path: Path, *, snapshot_every: int = 1000, keep_s: float = KEEP_S) -> None:
+        self.path, self._every, self.keep_s = path, snapshot_every, keep_s
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_fd = _locked(path.parent / "lock")
         try:
@@ -121,7 +134,8 @@ class Store:
             rows = [(seq + i, batch.at, kind_of(f), f.job, encode(f)) for i, f in enumerate(batch.facts, start=1)]
             self._writer.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
             self._writer.executemany(
-                "INSERT INTO answers VALUES (?, ?, ?)", [(a.request, a.asked, a.body) for a in batch.answers]
+                "INSERT INTO answers VALUES (?, ?, ?, ?)",
+                [(a.request, a.asked, a.body, batch.at) for a in batch.answers],
             )
             self._hold(batch)
             self._writer.executemany(
@@ -138,12 +152,13 @@ class Store:
         return self.seq - self._snapshot_seq >= max(self._every, len(state.past) // 2)
 
     def snapshot(self, state: State, seq: int) -> None:
-        """Keep the sum of the log up to `seq`; the one before stays as well."""
+        """Keep the sum of the log up to `seq`, and drop what is too old; the snapshot before stays as well."""
         body = msgspec.json.encode(state)
         with self._turn, self._said(), self._transaction():
             self._writer.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, body))
             failpoint("store.snapshot.written")
             self._writer.execute("DELETE FROM snapshots WHERE seq < ?", (self._snapshot_seq,))
+            self._prune(state.now - self.keep_s)
         failpoint("store.snapshot.committed")
         self._snapshot_seq = seq
 
@@ -160,6 +175,11 @@ class Store:
                 except msgspec.MsgspecError:
                     continue  # written by another version: the log itself is read from an earlier one
             for entry in self._entries("SELECT seq, at, body FROM events WHERE seq > ? ORDER BY seq", (seq,)):
+                if entry.seq != seq + 1:
+                    raise UsageError(
+                        f"the log {str(self.path)!r} goes on at event {entry.seq} after {seq}: no snapshot of what "
+                        "came before can be read by this version of melodeon; use the one that wrote it"
+                    )
                 fold_all(found, [entry])
                 seq = entry.seq
             return found, seq
@@ -219,6 +239,13 @@ class Store:
                     (holding.job, msgspec.json.encode(holding.slots), batch.at, holding.why),
                 )
 
+    def _prune(self, before: float) -> None:
+        """Drop what is older; of the log only what the snapshot before holds, too, in case the new one is lost."""
+        self._writer.execute("DELETE FROM events WHERE seq <= ? AND at < ?", (self._snapshot_seq, before))
+        self._writer.execute("DELETE FROM answers WHERE at < ?", (before,))
+        self._writer.execute("DELETE FROM samples WHERE at < ?", (before,))
+        self._writer.execute("DELETE FROM spans WHERE ended < ?", (before,))
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._writer.execute("BEGIN IMMEDIATE")
@@ -247,6 +274,9 @@ class Store:
             (application,) = made.execute("PRAGMA application_id").fetchone()
             (version,) = made.execute("PRAGMA user_version").fetchone()
             tables = made.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if (application, version) == (APPLICATION, 1):
+                made.executescript(f"BEGIN IMMEDIATE; {FROM_1} PRAGMA user_version = {VERSION}; COMMIT;")
+                version = VERSION
             if (application, version) != (APPLICATION, VERSION) and (tables or application):
                 raise UsageError(
                     f"{str(self.path)!r} is no cluster log of version {VERSION} (it says {application:#x}, version "

@@ -8,33 +8,11 @@ from datetime import datetime
 
 from msgspec import to_builtins
 
-from melodeon.control.events import (
-    AnyFact,
-    CancelAsked,
-    CurveMeasured,
-    Edited,
-    EditRefused,
-    Ended,
-    Entry,
-    Judged,
-    Late,
-    Launched,
-    Moved,
-    NodeSet,
-    Overridden,
-    Planned,
-    PolicySet,
-    ProfileFailed,
-    Sized,
-    SlotTable,
-    Started,
-    Stuck,
-    Submitted,
-    Training,
-    kind_of,
-)
+from melodeon.control import events
+from melodeon.control.events import AnyFact, Entry, SlotTable, kind_of
 from melodeon.control.job import Job, step, submitted
 from melodeon.core.service import EventInfo, Phase, Sentence
+from melodeon.core.text import counted
 from melodeon.sim.clock import length
 
 
@@ -68,20 +46,30 @@ def where(slots: SlotTable) -> str:
 def sentence(fact: AnyFact, at: float) -> str:
     """One fact for people, without the job's name."""
     match fact:
-        case Submitted() | Edited() | EditRefused() | CancelAsked() | Overridden():
+        case events.Submitted() | events.Edited() | events.EditRefused() | events.CancelAsked() | events.Overridden():
             return _asked(fact, at)
-        case Judged() | Planned() | Late() | CurveMeasured() | ProfileFailed():
+        case events.Judged() | events.Planned() | events.Late() | events.CurveMeasured() | events.ProfileFailed():
             return _decided(fact, at)
-        case Launched() | Training() | Sized() | Moved() | Ended() | Stuck():
+        case (
+            events.Launched()
+            | events.Training()
+            | events.Sized()
+            | events.Moved()
+            | events.Paused()
+            | events.Ended()
+            | events.Stuck()
+        ):
             return _seen(fact)
-        case Started(policy=policy, nodes=nodes):
-            count = sum(devices for _, _, devices, _ in nodes)
-            return f"the controller started: {count} devices on {len(nodes)} nodes, policy {policy}"
-        case PolicySet(policy=policy, user=user):
+        case events.Started(policy=policy, nodes=nodes):
+            devices = counted(sum(count for _, _, count, _ in nodes), "device")
+            return f"the controller started: {devices} on {counted(len(nodes), 'node')}, policy {policy}"
+        case events.PolicySet(policy=policy, user=user):
             return f"{user or 'somebody'} set the policy to {policy}"
-        case NodeSet(node=node, up=up, drained=drained, user=user):
+        case events.NodeSet(node=node, up=up, drained=drained, user=user):
             what = "is down" if not up else "is drained: nothing is placed there" if drained else "is in use again"
             return f"node {node} {what} (said by {user or 'somebody'})"
+        case events.Forgotten(before=before):
+            return f"jobs that were over before {day_and_clock(before, at)} are forgotten"
 
 
 def story_of(entries: Iterable[Entry], now: float) -> tuple[Sentence, ...]:
@@ -89,31 +77,38 @@ def story_of(entries: Iterable[Entry], now: float) -> tuple[Sentence, ...]:
     job: Job | None = None
     found: list[Sentence] = []
     waiting_since: float | None = None
+    measured = False
     for entry in entries:
         fact, at = entry.fact, entry.at
-        if isinstance(fact, Submitted):
+        if isinstance(fact, events.Submitted):
             job = submitted(at, fact)
             waiting_since = at
         elif job is not None:
             before, job = job, step(job, at, fact)
-            if isinstance(fact, Planned):
+            if isinstance(fact, events.Planned):
                 if fact.counts and waiting_since is not None and at - waiting_since >= 1.0:
                     found.append(Sentence(at=waiting_since, text=f"waited {length(at - waiting_since)}"))
                 waiting_since = None if fact.counts else at
                 found.append(Sentence(at=at, text=_changed(before, fact)))
+                measured = False
                 continue
-        if not isinstance(fact, Launched | Moved):
-            found.append(Sentence(at=at, text=sentence(fact, at)))
+        if isinstance(fact, events.Launched | events.Moved | events.Paused):
+            continue
+        is_measured = isinstance(fact, events.CurveMeasured) and fact.source == "measured" and not fact.struck
+        if is_measured and measured:
+            found.pop()  # it is measured all the time: the last figures of a stretch say it
+        measured = is_measured
+        found.append(Sentence(at=at, text=sentence(fact, at)))
     if job is not None:
         found.append(_now(job, now, waiting_since))
     return tuple(found)
 
 
-def _changed(before: Job, fact: Planned) -> str:
+def _changed(before: Job, fact: events.Planned) -> str:
     old, new = before.num_devices, sum(count for _, count in fact.counts)
     much = " and ".join(f"{count} {kind}" for kind, count in fact.counts)
     if not new:
-        return f"gives its {_devices(old)} back: {fact.why}"
+        return f"gives its {counted(old, 'device')} back: {fact.why}"
     if not old:
         verb = "goes on with" if before.incarnation else "starts on"
         return f"{verb} {much}, {where(fact.slots)}: {fact.why}"
@@ -135,25 +130,27 @@ def _now(job: Job, now: float, waiting_since: float | None) -> Sentence:
         early = job.deadline_at - job.finished_at
         text += f", {length(abs(early))} {'before' if early >= 0 else 'after'} its deadline"
     if job.incarnation:
-        text += f"; {job.num_resizes} resizes, {job.num_suspensions} suspensions"
+        text += f"; {counted(job.num_resizes, 'resize')}, {counted(job.num_suspensions, 'suspension')}"
         text += f", {length(job.pause_s)} without progress in changes" if job.pause_s >= 0.05 else ""
     return Sentence(at=job.finished_at, text=text)
 
 
-def _asked(fact: Submitted | Edited | EditRefused | CancelAsked | Overridden, at: float) -> str:
+def _asked(
+    fact: events.Submitted | events.Edited | events.EditRefused | events.CancelAsked | events.Overridden, at: float
+) -> str:
     match fact:
-        case Submitted(spec=spec, user=user):
-            much = f"{spec['steps']:,} steps" if spec.get("steps") else f"{spec.get('epochs')} epochs"
+        case events.Submitted(spec=spec, user=user):
+            much = counted(spec.get("steps") or spec.get("epochs") or 0, "step" if spec.get("steps") else "epoch")
             until = f" or until {spec['until']}" if spec.get("until") else ""
             return f"submitted by {user or 'somebody'}: {much}{until}; {_due(spec, fact.deadline_at, at)}"
-        case Edited(user=user, changed=changed, why=why):
+        case events.Edited(user=user, changed=changed, why=why):
             return f"{user or 'somebody'} changed {', '.join(changed)}: {why or 'taken over'}"
-        case EditRefused(user=user, changed=changed, why=why):
+        case events.EditRefused(user=user, changed=changed, why=why):
             return f"{user or 'somebody'} wanted to change {', '.join(changed)}, which was refused: {why}"
-        case CancelAsked(user=user):
+        case events.CancelAsked(user=user):
             return f"{user or 'somebody'} cancelled it"
-        case Overridden(user=user, workers=workers):
-            what = "gave it back to the policy" if workers is None else f"fixed it at {workers} workers"
+        case events.Overridden(user=user, workers=workers):
+            what = "gave it back to the policy" if workers is None else f"fixed it at {counted(workers, 'worker')}"
             return f"{user or 'somebody'} {what}"
 
 
@@ -164,41 +161,47 @@ def _due(spec: dict[str, object], deadline_at: float | None, at: float) -> str:
     return f"{kind} {day_and_clock(deadline_at, at)}, {length(deadline_at - at)} later"
 
 
-def _decided(fact: Judged | Planned | Late | CurveMeasured | ProfileFailed, at: float) -> str:
+def _decided(
+    fact: events.Judged | events.Planned | events.Late | events.CurveMeasured | events.ProfileFailed, at: float
+) -> str:
     match fact:
-        case Judged(admitted=True, why=why, policy=policy):
+        case events.Judged(admitted=True, why=why, policy=policy):
             return f"{policy} admitted it: {why}"
-        case Judged(why=why, policy=policy, earliest_at=earliest):
+        case events.Judged(why=why, policy=policy, earliest_at=earliest):
             more = "" if earliest is None else f"; {day_and_clock(earliest, at)} would have been accepted"
             return f"{policy} turned it away: {why}{more}"
-        case Planned(counts=counts, slots=slots, why=why):
+        case events.Planned(counts=counts, slots=slots, why=why):
             much = " and ".join(f"{count} {kind}" for kind, count in counts)
             return f"gets {much}, {where(slots)}: {why}" if counts else f"gives its devices back: {why}"
-        case Late():
+        case events.Late():
             return "its deadline passed"
-        case CurveMeasured(points=points, source=source, struck=struck):
+        case events.CurveMeasured(points=points, source=source, struck=struck):
             figures = ", ".join(f"{rate:.3g} on {size}" for size, rate in sorted(points.items()))
             text = f"steps a second {source}: {figures}" if figures else "its speed was measured"
             fall = ", ".join(map(str, struck))
             return text + (f"; {fall} workers are slower than fewer, so it falls back" if struck else "")
-        case ProfileFailed(why=why):
+        case events.ProfileFailed(why=why):
             return f"its speed could not be measured: {why}"
 
 
-def _seen(fact: Launched | Training | Sized | Moved | Ended | Stuck) -> str:
+def _seen(
+    fact: events.Launched | events.Training | events.Sized | events.Moved | events.Paused | events.Ended | events.Stuck,
+) -> str:
     match fact:
-        case Launched(incarnation=number, slots=slots):
+        case events.Launched(incarnation=number, slots=slots):
             return f"is started (incarnation {number}) on {where(slots)}"
-        case Training(step=at_step):
+        case events.Training(step=at_step):
             return f"trains from step {at_step:,} on" if at_step else "trains"
-        case Sized(total_steps=total, steps_per_epoch=per_epoch, virtual_workers=virtual):
+        case events.Sized(total_steps=total, steps_per_epoch=per_epoch, virtual_workers=virtual):
             parts = [(total, "steps in all"), (per_epoch, "an epoch"), (virtual, "virtual workers")]
             return "has " + ", ".join(f"{number:,} {what}" for number, what in parts if number)
-        case Moved(slots=slots):
+        case events.Moved(slots=slots):
             return f"its workers are on {where(slots)}"
-        case Stuck(text=text):
+        case events.Paused(pause_s=pause_s):
+            return f"trains on; changes of its workers have kept it still for {pause_s:.2g} s so far"
+        case events.Stuck(text=text):
             return f"needs attention: {text}" if text else "needs no more attention"
-        case Ended(status=status, reason=reason, step=at_step):
+        case events.Ended(status=status, reason=reason, step=at_step):
             at_text = f" at step {at_step:,}" if at_step is not None else ""
             said = {
                 "done": f"trained to its end{at_text}",
@@ -208,10 +211,6 @@ def _seen(fact: Launched | Training | Sized | Moved | Ended | Stuck) -> str:
                 "unstarted": "was not started after all",
             }[status]
             return said + (f": {reason}" if reason and status in ("failed", "lost") else "")
-
-
-def _devices(count: int) -> str:
-    return f"{count} device{'' if count == 1 else 's'}"
 
 
 def _ranges(numbers: Iterable[int]) -> str:

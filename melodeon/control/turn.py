@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from melodeon.control.events import AnyFact, Late, Launched
+from melodeon.control.events import AnyFact, Forgotten, Late, Launched
 from melodeon.control.job import Job
 from melodeon.control.rounds import Found, Progress, World, run_round
-from melodeon.control.state import State, fold
+from melodeon.control.state import State, fold, is_old
 from melodeon.control.store import Answer, Batch, Holding, Sample
 from melodeon.core.service import Phase
 from melodeon.sched.tick import TickState
@@ -72,6 +72,11 @@ class Turn:
         for job in list(self.state.live.values()):
             if is_due(job) and job.deadline_at is not None and job.deadline_at <= self.now:
                 self.say(Late(job=job.id))
+
+    def forget(self, before: float) -> None:
+        """Forget the jobs that were over before a moment."""
+        if any(is_old(job, before) for job in self.state.past.values()):
+            self.say(Forgotten(before=before))
 
     def batch(self) -> Batch:
         """What is to be stored."""

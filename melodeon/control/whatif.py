@@ -19,28 +19,27 @@ from melodeon.sched.tick import TickState
 from melodeon.sim.engine import SimConfig, SimResult
 from melodeon.sim.resumed import resumed
 
-PLAYED = 40
-"""Jobs up to which an answer to a submission is played forward before it is given."""
-PLAYED_LATER = 200
-"""The same for planned finishes that are worked out when nothing else is to do."""
 ASKED = 400
-"""The same where somebody asks what if."""
+"""Jobs up to which somebody who asks what if is answered."""
 
 
 def play(
-    view: ClusterView, world: World, policy: Policy, memory: TickState, newcomers: tuple[JobSpec, ...] = ()
+    view: ClusterView,
+    world: World,
+    policy: Policy,
+    memory: TickState,
+    newcomers: tuple[JobSpec, ...] = (),
+    *,
+    record: bool = False,
 ) -> SimResult:
-    """Go on from a view until every job is done."""
-    config = SimConfig(cluster=view.cluster, overheads=world.overheads, rules=world.rules, record=False)
+    """Go on from a view until every job is done; `record`: and keep every change on the way."""
+    config = SimConfig(cluster=view.cluster, overheads=world.overheads, rules=world.rules, record=record)
     return resumed(config, view, policy, memory, newcomers).run().result()
 
 
-def finishes(view: ClusterView, world: World, fixed: Mapping[JobId, int], memory: TickState) -> dict[str, float]:
-    """When each job of the view will be done, in the view's seconds, if nothing else is submitted."""
-    if not view.jobs:
-        return {}
-    found = play(_measured(view), world, Profiled(inner=world.policy, fixed=fixed), memory)
-    return {o.id: o.finished_s for o in found.outcomes if o.finished_s is not None}
+def as_it_is(view: ClusterView, world: World, fixed: Mapping[JobId, int], memory: TickState) -> SimResult:
+    """What will become of the jobs of a view if nothing else is submitted, with every change on the way."""
+    return play(_measured(view), world, Profiled(inner=world.policy, fixed=fixed), memory, record=True)
 
 
 def what_if(

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from melodeon.coord.handed import hand, read_handed
 from melodeon.coord.master_state import JobConfig
-from melodeon.core.errors import UsageError
 
 TOKEN_VARIABLE = "MELODEON_TOKEN"  # noqa: S105 - the variable's name
 
@@ -75,17 +75,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def read_config(path: Path) -> AgentConfig:
     """Read an agent's file."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=AgentConfig)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): give the file that a launcher wrote") from error
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"{path} describes no agent ({error}): is it of another version?") from error
+    return read_handed(path, AgentConfig, what="agent", writer="a launcher")
 
 
 def write_config(path: Path, config: AgentConfig) -> None:
-    """Write an agent's file, for its owner's eyes only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor, so that the mode is right from the start
-        file.write(msgspec.json.encode(config))
+    """Write an agent's file."""
+    hand(path, config)

@@ -78,7 +78,7 @@ class JobInfo:
     started_at: float | None = None
     finished_at: float | None = None
     planned_finish_at: float | None = None
-    """When it will be done if nothing else is submitted, by its scaling curve."""
+    """When it will be done if nothing else is submitted, by its scaling curve; behind many others, at the latest."""
     earliest_deadline_at: float | None = None
     """For a job that was turned away: the earliest deadline that would have been accepted."""
     workers: int = 0
@@ -192,11 +192,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Who held what, for the chart."""
+    """Who held what and who will, for the chart."""
 
     since: float
     until: float
     spans: tuple[Span, ...] = ()
+    planned: tuple[Span, ...] = ()
+    """From now on: who will hold what if nothing else is submitted, as far as that is worked out."""
     capacity: int = 0
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from melodeon.viz.timeline import Event, is_fault, mappings, pauses_of, seconds_of, whole
-from melodeon.viz.words import count, milliseconds, number, plain, sentence
+from melodeon.viz.words import counted, milliseconds, number, plain, sentence
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 """Of workers, by their number; a worker keeps its own through every view."""
@@ -91,9 +91,9 @@ def _pace(
         highest = max(history) or 1.0
         levels = [round((len(SPARKS) - 1) * value / highest) for value in history]
         left.append("  " + "".join(SPARKS[level] for level in levels), style="green")
-    facts = [count(sum(1 for worker in workers if _span(worker)), "worker")]
+    facts = [counted(sum(1 for worker in workers if _span(worker)), "worker")]
     if (restarts := whole(status.get("restarts_left"))) is not None:
-        facts.append(f"{count(restarts, 'restart')} left")
+        facts.append(f"{counted(restarts, 'restart')} left")
     if queue := status.get("queue"):
         facts.append(f"{len(queue)} queued" if isinstance(queue, Sequence) else "changes queued")
     grid = _grid(width, "left", "right")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from melodeon.core.text import counted as counted
 from melodeon.core.text import plain as plain
 from melodeon.viz.timeline import Event, is_fault, pauses_of, whole
 
@@ -29,11 +30,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 86400 else f"{seconds / 86400:.1f} d"
 
 
-def count(amount: int, noun: str) -> str:
-    """`1 worker`, `3 workers`."""
-    return f"{amount:,} {noun}" + ("" if amount == 1 else "s")
-
-
 def sentence(event: Event) -> str | None:
     """An event of a live job for a person; None for those that screens show in other ways."""
     worker = event.get("worker")
@@ -56,7 +52,7 @@ def sentence(event: Event) -> str | None:
             pace = event.get("steps_per_s")
             figure = f"{pace:.3g}" if isinstance(pace, int | float) else "-"
             workers = whole(event.get("workers"))
-            text = f"measured {figure} steps/s on {'-' if workers is None else count(workers, 'worker')}"
+            text = f"measured {figure} steps/s on {'-' if workers is None else counted(workers, 'worker')}"
         case "straggler":
             text = str(
                 event.get("text") or event.get("why") or f"worker {worker} is slower than the others{_facts(event)}"

@@ -58,8 +58,10 @@ def test_incarnations_follow_each_other_and_workers_are_named(job: Job) -> None:
     (first / "worker-10.log").write_text("ten\n")
     (first / "worker-2.err").write_text("careful\n")
     (second / "worker-0.log").write_text("again")
-    assert job.all() == ("[worker 0] one\n[worker 0] two\n[worker 2] careful\n[worker 10] ten\n[worker 0] again\n")
-    assert job.all(worker=0) == "one\ntwo\nagain\n"
+    assert job.all() == (
+        "[worker 0] one\n[worker 0] two\n[worker 2] careful\n[worker 10] ten\n--- start 2 ---\n[worker 0] again\n"
+    )
+    assert job.all(worker=0) == "one\ntwo\n--- start 2 ---\nagain\n"
     assert job.read().next == "2~0~"
 
 

@@ -193,7 +193,10 @@ def test_errors_are_those_of_the_tree(service: Serving, cluster: Cluster) -> Non
         cluster.submit(service.job("bad", steps=-1))
     with Cluster(service.url, ANN) as ann, pytest.raises(UsageError, match="no operator"):
         ann.set_policy("fifo")
-    with Cluster(service.url, "wrong" * 5) as liar, pytest.raises(UsageError, match="token is needed"):
+    with (
+        Cluster(service.url, "wrong" * 5) as liar,
+        pytest.raises(UsageError, match="does not know your token: set MELODEON_TOKEN"),
+    ):
         liar.overview()
     with pytest.raises(UsageError, match="no address"):
         Cluster("ftp://x").overview()

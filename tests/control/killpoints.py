@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,16 +25,18 @@ import msgspec
 
 from melodeon.backends.fleet_fake import FakeFleet, Played
 from melodeon.control.controller import Controller
+from melodeon.control.job import Job
 from melodeon.control.points import POINTS
 from melodeon.control.store import Store
 from melodeon.coord.failpoint import VARIABLE
 from melodeon.core.cluster import Cluster
 from melodeon.core.overhead import Overheads
-from melodeon.core.service import OVER
+from melodeon.core.service import OVER, Phase
 from melodeon.core.spec import read_spec
 
 CURVE = {1: 100.0, 2: 190.0, 4: 350.0}
 JOBS = 7
+LIFE_S = 100.0
 CANCELLED = (2, 5)
 """Jobs that are cancelled, by number: one while it runs or waits, one at once."""
 
@@ -60,16 +63,31 @@ async def serve(folder: Path) -> None:
         state_dir=folder,
         overheads=Overheads.none(),
     )
+    await use(controller, [job_file(number) for number in range(JOBS)], CANCELLED)
+
+
+async def use(
+    controller: Controller,
+    files: Sequence[Mapping[str, object]],
+    cancelled: Collection[int] = (),
+    cancelled_running: Collection[int] = (),
+) -> None:
+    """Run a controller and be its user until every job is over."""
     loop = asyncio.ensure_future(controller.run())
     names: dict[int, str] = {}
-    for number in range(JOBS):
-        answer = await controller.submit(read_spec(job_file(number)), user="ada", request_id=f"r{number}")
+    for number, file in enumerate(files):
+        answer = await controller.submit(read_spec(dict(file)), user="ada", request_id=f"r{number}")
         names[number] = answer.job.id
         say("submitted", number, answer.job.id)
-        if number in CANCELLED:
+        if number in cancelled:
             await controller.cancel(names[number], user="ada")
             say("cancelled", number, names[number])
     events = controller.subscribe(0)
+    for number in cancelled_running:
+        while controller.job(names[number]).phase not in (Phase.RUNNING, *OVER):
+            await anext(events)
+        await controller.cancel(names[number], user="ada")
+        say("cancelled", number, names[number])
     while not all(controller.job(name).phase in OVER for name in names.values()):
         await anext(events)
     while any(job.alive for job in controller.engine.state.live.values()):
@@ -106,13 +124,13 @@ class Books:
         return over
 
 
-def child(folder: Path, points: str, books: Books) -> bool:
+def child(folder: Path, points: str, books: Books, module: str = "tests.control.killpoints") -> bool:
     """One life of a controller; returns whether everything is over."""
     env = dict(os.environ) | ({VARIABLE: points} if points else {})
     if not points:
         env.pop(VARIABLE, None)
-    command = [sys.executable, "-m", "tests.control.killpoints", "--serve", str(folder)]
-    ran = subprocess.run(command, env=env, capture_output=True, timeout=100, check=False)
+    command = [sys.executable, "-m", module, "--serve", str(folder)]
+    ran = subprocess.run(command, env=env, capture_output=True, timeout=LIFE_S, check=False)
     over = books.read(ran.stdout)
     if ran.returncode == -9:
         books.kills += 1
@@ -126,23 +144,28 @@ def one(point: str, nth: int) -> Books:
     books = Books()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        first = f"{point}=kill@{nth}" if point != "control.adopt" else f"control.store.after=kill@{4 + nth}"
-        over = child(folder, first, books)
-        if not over:
-            # The next one is killed as well, at the same point or while it finds the jobs that run.
-            over = child(folder, f"{point}=kill@{nth}", books)
-        for _ in range(3):
-            if over:
-                break
-            over = child(folder, "", books)
-        if not over:
-            books.wrong.append("it never came to an end")
+        lives(folder, point, nth, books)
         check(folder, books)
     return books
 
 
-def check(folder: Path, books: Books) -> None:
-    """Compare what is with what was acknowledged."""
+def lives(folder: Path, point: str, nth: int, books: Books, module: str = "tests.control.killpoints") -> None:
+    """Controllers one after the other, the first two of which are killed at a point, until everything is over."""
+    first = f"{point}=kill@{nth}" if point != "control.adopt" else f"control.store.after=kill@{4 + nth}"
+    over = child(folder, first, books, module)
+    if not over:
+        # The next one is killed as well, at the same point or while it finds the jobs that run.
+        over = child(folder, f"{point}=kill@{nth}", books, module)
+    for _ in range(3):
+        if over:
+            break
+        over = child(folder, "", books, module)
+    if not over:
+        books.wrong.append("it never came to an end")
+
+
+def acknowledged(folder: Path, books: Books) -> dict[str, Job]:
+    """The jobs that are there, compared with what was acknowledged."""
     store = Store(folder / "cluster.db")
     state, _ = store.load()
     store.close()
@@ -157,15 +180,22 @@ def check(folder: Path, books: Books) -> None:
         if name in jobs and jobs[name].phase.value not in ("cancelled", "done"):
             books.wrong.append(f"the cancel of {name} was acknowledged and it is {jobs[name].phase.value}")
     for name, job in jobs.items():
-        lives = sorted(_lives(folder / "jobs" / name), key=lambda life: life.began)
-        for before, after in pairwise(lives):
-            if before.ended_at is None or before.ended_at > after.began:
-                books.wrong.append(f"{name} ran twice at a time: {before.order.incarnation}, {after.order.incarnation}")
-        if job.phase.value == "done" and (not lives or int(lives[-1].step) != job.spec["steps"]):
-            books.wrong.append(f"{name} is said to be done and is not")
         if job.phase.value not in ("done", "cancelled"):
             books.wrong.append(f"{name} ended as {job.phase.value}: {job.why}")
-        if any(life.ended is None for life in lives):
+    return jobs
+
+
+def check(folder: Path, books: Books) -> None:
+    """What was acknowledged is so, and no job of the fake fleet ran twice at a time."""
+    jobs = acknowledged(folder, books)
+    for name, job in jobs.items():
+        played = sorted(_lives(folder / "jobs" / name), key=lambda life: life.began)
+        for before, after in pairwise(played):
+            if before.ended_at is None or before.ended_at > after.began:
+                books.wrong.append(f"{name} ran twice at a time: {before.order.incarnation}, {after.order.incarnation}")
+        if job.phase.value == "done" and (not played or int(played[-1].step) != job.spec["steps"]):
+            books.wrong.append(f"{name} is said to be done and is not")
+        if any(life.ended is None for life in played):
             books.wrong.append(f"{name} still runs")
 
 

@@ -252,6 +252,11 @@ def test_an_operator_fixes_a_size_and_gives_it_back(tmp_path: Path) -> None:
         assert stage.workers()[a.id] == 1
         with pytest.raises(UsageError, match="1 to 8"):
             await stage.ask(stage.controller.scale(a.id, 9, user="op"))
+        taken = await stage.ask(stage.controller.edit(a.id, {"deadline": "10h"}, user="ada"))
+        assert (taken.admitted, stage.workers()[a.id]) == (True, 1), taken.text
+        refused = await stage.ask(stage.controller.edit(a.id, {"deadline": "1h"}, user="ada"))
+        assert refused.admitted is False, "not at the size that it is fixed at"
+        assert "operator fixed it at" in refused.text
         await stage.ask(stage.controller.scale(a.id, None, user="op"))
         assert stage.workers()[a.id] > 1
 
@@ -348,10 +353,8 @@ def test_events_are_numbered_and_followed_from_anywhere(tmp_path: Path) -> None:
         follower = stage.controller.subscribe(after=2)
         assert (await anext(follower)).seq == 3
         fresh = stage.controller.subscribe()
-        waiting = asyncio.ensure_future(anext(fresh))
-        await asyncio.sleep(0)
         await stage.submit("b")
-        assert (await waiting).job == "b-2"
+        assert (await asyncio.wait_for(anext(fresh), 10)).job == "b-2", "from when it was asked for, not first read"
         assert all(event.job == "b-2" for event in stage.controller.events(job="b-2"))
         await follower.aclose()  # type: ignore[attr-defined]
         await fresh.aclose()  # type: ignore[attr-defined]

@@ -60,16 +60,17 @@ def test_two_jobs_can_swap_their_devices(tmp_path: Path) -> None:
 def test_a_job_waits_for_a_device_until_its_holder_has_left(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         await scene.want(scene.wish("a", 0, 1))
-        gate, stop = asyncio.Event(), scene.fleet.stop
+        asked, gate, stop = asyncio.Event(), asyncio.Event(), scene.fleet.stop
 
         async def slowly(job: str, incarnation: int) -> None:
+            asked.set()
             await gate.wait()
             await stop(job, incarnation)
 
         scene.fleet.stop = slowly  # type: ignore[method-assign]
         wanted = {"a": scene.wish("a"), "b": scene.wish("b", 0, 1)}
         scene.hands.want(wanted)
-        await asyncio.sleep(0)
+        await asked.wait()
         assert ("launch", "b", 1) not in scene.fleet.calls
         gate.set()
         await scene.want(*wanted.values())

@@ -1,17 +1,21 @@
 """The whole service as a process: started, found, stopped, killed, started again."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from melodeon.backends.fleet_fake import FakeFleet
+from melodeon.backends.fleet_values import Seen
 from melodeon.client import Cluster
-from melodeon.control import address
+from melodeon.control import address, service
 from melodeon.control.service import ServeConfig, url_of
 from melodeon.core.errors import Unreachable, UsageError
 
@@ -112,6 +116,43 @@ def test_a_killed_one_is_not_found_and_the_next_goes_on(running: Process, state:
             assert kinds.count("controller-started") == 2
         finally:
             again.end(signal.SIGTERM)
+
+
+def test_it_answers_once_it_has_found_the_jobs_that_run(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked before, it would say that they have come less far than it said before it was killed."""
+    found: list[bool] = []
+
+    async def act() -> None:
+        told = asyncio.Event()
+
+        class SlowFleet(FakeFleet):
+            async def adopt(self, job_dir: Path, job: str, incarnation: int) -> Seen:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(told.wait(), 0.5)  # long enough to answer for whoever does not wait
+                found.append(not told.is_set())
+                return await super().adopt(job_dir, job, incarnation)
+
+        monkeypatch.setattr(service, "Fleet", lambda *_, **__: SlowFleet())
+        config = ServeConfig(state=state, port=0, cluster="1x4:cpu", roots=(tmp_path,))
+        for submits in (True, False):
+            told.clear()
+            serving = asyncio.create_task(service.serve(config, lambda _: told.set()))
+            await asyncio.wait_for(told.wait(), END_S)
+            if submits:
+                await asyncio.to_thread(submit)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    def submit() -> None:
+        (tmp_path / "train.py").touch()
+        job = {"name": "cnn", "run": "train.py", "workdir": str(tmp_path), "steps": 100_000, "curve": {"1": 10.0}}
+        with Cluster(state=state) as cluster:
+            cluster.submit(job)
+
+    asyncio.run(act())
+    assert found == [True]
 
 
 def test_a_port_that_is_taken_is_said(running: Process, state: Path, tmp_path: Path) -> None:

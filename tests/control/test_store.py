@@ -74,6 +74,75 @@ def test_a_snapshot_and_the_rest_are_the_whole_log(tmp_path: Path) -> None:
     store.close()
 
 
+def rows(path: Path, table: str) -> int:
+    database = sqlite3.connect(path)
+    found = database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    database.close()
+    return int(found)
+
+
+def test_what_is_too_old_is_dropped_and_the_state_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.db"
+    store = Store(path, snapshot_every=10, keep_s=5.0)
+    for number in range(1, 61):
+        name = f"a-{number}"
+        facts = [submitted(number), CancelAsked(job=name, user="ada")]
+        store.append(Batch(at=float(number), facts=facts, holdings=[Holding(name, {"node0": (0,)}, "free")]))
+        batch = Batch(
+            at=number + 0.5,
+            answers=[Answer(f"ada/{number}", "digest", b"{}")],
+            samples=[Sample(name, number + 0.5, 3, {})],
+            holdings=[Holding(name, {}, "")],
+        )
+        seq = store.append(batch)
+        state, _ = store.load()
+        if store.snapshot_due(state):
+            store.snapshot(state, seq)
+    assert {table: rows(path, table) < 60 for table in ("events", "answers", "samples", "spans")} == {
+        "events": True,
+        "answers": True,
+        "samples": True,
+        "spans": True,
+    }
+    assert store.answer("ada/60") is not None
+    assert store.answer("ada/1") is None
+    store.close()
+    store = Store(path)
+    assert store.load() == (state, 120)
+    database = sqlite3.connect(path)
+    database.execute("DELETE FROM snapshots WHERE seq = (SELECT max(seq) FROM snapshots)")
+    database.commit()
+    assert store.load() == (state, 120), "the snapshot before is enough"
+    database.execute("UPDATE snapshots SET body = '{}x'")
+    database.commit()
+    database.close()
+    with pytest.raises(UsageError, match="goes on at event"):
+        store.load()  # and never half a state
+    store.close()
+
+
+def test_a_log_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.db"
+    store = Store(path)
+    store.append(Batch(at=1.0, facts=[submitted(1)]))
+    store.close()
+    database = sqlite3.connect(path)
+    database.executescript(
+        "DROP TABLE answers; PRAGMA user_version = 1;"
+        "CREATE TABLE answers (request TEXT PRIMARY KEY, asked TEXT NOT NULL, body BLOB NOT NULL) WITHOUT ROWID;"
+        "INSERT INTO answers VALUES ('ada/1', 'digest', '{}');"
+    )
+    database.close()
+    for _ in range(2):
+        store = Store(path)
+        found = store.answer("ada/1")
+        assert found is not None
+        assert found.asked == "digest"
+        assert store.load()[1] == 1
+        store.close()
+    assert rows(path, "answers WHERE at > 0") == 1
+
+
 def test_one_controller_at_a_time(tmp_path: Path) -> None:
     store = Store(tmp_path / "cluster.db")
     with pytest.raises(UsageError, match="another controller"):

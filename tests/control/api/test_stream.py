@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -131,14 +131,13 @@ class Log:
                 number = self.seq + 1
                 self.events_.append(EventInfo(seq=number, at=0.0, kind="k", job=f"j-{number % 2}"))
             self.grown.notify_all()
-        await asyncio.sleep(0)
 
 
 class Reader:
     """The other end of a connection: takes what it is sent while its door is open."""
 
     def __init__(self, log: Log, hub: Hub, after: int | None = None, job: str | None = None) -> None:
-        self.open, self.left = asyncio.Event(), asyncio.Event()
+        self.open, self.left, self.took = asyncio.Event(), asyncio.Event(), asyncio.Condition()
         self.open.set()
         self.body = b""
         self.ended = False
@@ -155,15 +154,21 @@ class Reader:
         assert isinstance(body, bytes)
         self.body += body
         self.ended = message["type"] == "http.response.body" and not message["more_body"]
+        async with self.took:
+            self.took.notify_all()
 
     @property
     def seqs(self) -> list[int]:
         return [json.loads(line[5:])["seq"] for line in self.body.decode().splitlines() if line.startswith("data:")]
 
-    async def until(self, condition: str, timeout_s: float = 10.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not eval(condition, {"self": self}):
-                await asyncio.sleep(0.005)
+    async def until(self, condition: Callable[["Reader"], bool], timeout_s: float = 10.0) -> None:
+        """Wait until what was taken is enough."""
+        async with asyncio.timeout(timeout_s), self.took:
+            await self.took.wait_for(lambda: condition(self))
+
+
+def begun(reader: Reader) -> bool:
+    return b"retry" in reader.body
 
 
 def run(test: object) -> None:
@@ -176,10 +181,10 @@ def test_a_reader_far_behind_is_given_the_past_page_by_page() -> None:
         await log.grow(3 * PAGE + 7)
         hub = Hub(log)  # type: ignore[arg-type]
         all_, odd = Reader(log, hub, after=0), Reader(log, hub, after=0, job="j-1")
-        await all_.until(f"len(self.seqs) == {3 * PAGE + 7}")
+        await all_.until(lambda reader: len(reader.seqs) == 3 * PAGE + 7)
         await log.grow(5)
-        await all_.until(f"self.seqs == list(range(1, {3 * PAGE + 13}))")
-        await odd.until(f"self.seqs == list(range(1, {3 * PAGE + 13}, 2))")
+        await all_.until(lambda reader: reader.seqs == list(range(1, 3 * PAGE + 13)))
+        await odd.until(lambda reader: reader.seqs == list(range(1, 3 * PAGE + 13, 2)))
         hub.close()
         await asyncio.gather(all_.task, odd.task)
         assert all_.ended
@@ -192,20 +197,20 @@ def test_a_reader_that_the_ring_has_overtaken_is_cut_and_misses_nothing_when_it_
         log = Log()
         hub = Hub(log, kept=10)  # type: ignore[arg-type]
         slow, quick = Reader(log, hub), Reader(log, hub)
-        await slow.until("b'retry' in self.body")
+        await slow.until(begun)
         await log.grow(1)
-        await slow.until("self.seqs == [1]")
+        await slow.until(lambda reader: reader.seqs == [1])
         slow.open.clear()
         for _ in range(10):
             await log.grow(5)
-            await quick.until(f"self.seqs[-1] == {log.seq}")
+            await quick.until(lambda reader: reader.seqs[-1] == log.seq)
         slow.open.set()
         await asyncio.wait_for(slow.task, 5)
         assert slow.ended
         assert slow.seqs == list(range(1, slow.seqs[-1] + 1))
         assert slow.seqs[-1] < log.seq
         again = Reader(log, hub, after=slow.seqs[-1])
-        await again.until(f"self.seqs == list(range({slow.seqs[-1] + 1}, {log.seq + 1}))")
+        await again.until(lambda reader: reader.seqs == list(range(slow.seqs[-1] + 1, log.seq + 1)))
         assert quick.seqs == list(range(1, log.seq + 1))
         hub.close()
         await asyncio.gather(quick.task, again.task)
@@ -219,7 +224,7 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
         log = Log()
         hub = Hub(log, stall_s=0.05)  # type: ignore[arg-type]
         stuck = Reader(log, hub)
-        await stuck.until("b'retry' in self.body")
+        await stuck.until(begun)
         stuck.open.clear()
         await log.grow(1)
         await asyncio.wait_for(stuck.task, 5)
@@ -233,7 +238,7 @@ def test_a_reader_that_leaves_is_forgotten() -> None:
     async def test() -> None:
         hub = Hub(log := Log())  # type: ignore[arg-type]
         reader = Reader(log, hub)
-        await reader.until("b'retry' in self.body")
+        await reader.until(begun)
         assert hub.num_readers == 1
         reader.left.set()
         await asyncio.wait_for(reader.task, 5)
@@ -249,7 +254,7 @@ def test_a_quiet_stream_says_that_it_is_there() -> None:
     async def test() -> None:
         hub = Hub(log := Log(), beat_s=0.02)  # type: ignore[arg-type]
         reader = Reader(log, hub)
-        await reader.until("self.body.count(b': still here') >= 3")
+        await reader.until(lambda reader: reader.body.count(b": still here") >= 3)
         hub.close()
         await reader.task
         assert reader.body.count(b": still here") >= 3
@@ -262,10 +267,10 @@ def test_a_ring_is_bounded() -> None:
     async def test() -> None:
         hub = Hub(log := Log())  # type: ignore[arg-type]
         reader = Reader(log, hub)
-        await reader.until("b'retry' in self.body")
+        await reader.until(begun)
         for _ in range(5):
             await log.grow(KEPT)
-            await reader.until(f"self.seqs and self.seqs[-1] == {log.seq}" if not reader.ended else "True")
+            await reader.until(lambda reader: reader.ended or reader.seqs[-1:] == [log.seq])
             assert len(hub._lines) < 2 * KEPT
         hub.close()
         await reader.task
