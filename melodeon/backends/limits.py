@@ -7,14 +7,18 @@ import resource
 from melodeon.core.errors import UsageError
 
 MOST_FILES = 1 << 16
+BEHIND = 5
+"""How nice jobs are: on a machine that they keep busy, people are answered first."""
 
 
 def apply(*, memory: int | None = None, cuda: bool = False) -> None:
-    """Limit this process and its children: no core dumps, files for many workers, and `memory` bytes each.
+    """Limit this process and its children: no core dumps, files for many workers, and `memory` bytes each; they stand
+    back behind the service.
 
     Memory counts as address space. CUDA reserves far more of that than it ever uses, so there what counts is memory
     that can be written to.
     """
+    os.setpriority(os.PRIO_PROCESS, 0, max(BEHIND, os.getpriority(os.PRIO_PROCESS, 0)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)

@@ -5,7 +5,6 @@ A simulation tells what it changes; here that becomes times in which somebody ho
 
 from collections.abc import Iterator
 
-from melodeon.control.rounds import worded
 from melodeon.core.clusterview import ClusterView
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Placement, Reject, Suspend
@@ -37,7 +36,7 @@ def shares_ahead(view: ClusterView, found: SimResult, origin: float) -> tuple[Sp
             continue
         made += until(action.job, logged.at_s)
         if not isinstance(action, Suspend):
-            held[action.job] = (logged.at_s, action.placement, worded(action.why))
+            held[action.job] = (logged.at_s, action.placement, action.why)
     ends = {outcome.id: outcome.finished_s for outcome in found.outcomes}
     for name in list(held):
         made += until(name, ends.get(name) or found.end_s)

@@ -6,7 +6,6 @@ becomes facts for the log. Pure: the same state, observations and moment give th
 Rounds count seconds from the beginning of the log, so that a policy's arithmetic is as exact as in the simulator.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -28,9 +27,6 @@ from melodeon.sched.policy import Policy
 from melodeon.sched.profiled import Profiled
 from melodeon.sched.quota import DAY_S, Accepted
 from melodeon.sched.tick import Round, Rules, TickState, tick
-
-_MOMENT = re.compile(r",? starting at \d+ s")
-_QUOTE = re.compile(r"; the earliest deadline that would be accepted is \d+ s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +187,6 @@ def _hopeless(state: State, world: World, now: float) -> list[Judged]:
     return facts
 
 
-def worded(why: str) -> str:
-    """A policy's reason without its moments, which are in rounds' seconds: they are told on people's clocks."""
-    return _QUOTE.sub("", _MOMENT.sub("", why))
-
-
 def _verdicts(state: State, world: World, found: Round, origin: float, now: float) -> list[Judged]:
     facts = []
     for verdict in found.verdicts:
@@ -203,9 +194,14 @@ def _verdicts(state: State, world: World, found: Round, origin: float, now: floa
         earliest = None
         if verdict.earliest_deadline_s is not None:
             earliest = world.book.quoted(verdict.earliest_deadline_s + origin, now)
-        why = worded(verdict.why)
         facts.append(
-            Judged(job=job.id, admitted=verdict.admitted, why=why, earliest_at=earliest, policy=world.policy_name)
+            Judged(
+                job=job.id,
+                admitted=verdict.admitted,
+                why=verdict.why,
+                earliest_at=earliest,
+                policy=world.policy_name,
+            )
         )
     return facts
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from msgspec.structs import replace as changed
 
-from melodeon.control.rounds import World, worded
+from melodeon.control.rounds import World
 from melodeon.core.clusterview import ClusterView
 from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.service import WhatIf, WhatIfJob
@@ -77,7 +77,7 @@ def answer(found: SimResult, policy: str, origin: float, deadlines: Mapping[str,
             WhatIfJob(
                 id=outcome.id,
                 admitted=outcome.admitted,
-                why=worded(outcome.why),
+                why=outcome.why,
                 finish_at=finish_at,
                 deadline_at=deadline_at,
                 in_time=in_time,

@@ -150,8 +150,15 @@ class ElasticFlow:
 
 
 def _kinds(view: ClusterView, spec: JobSpec) -> list[DeviceType]:
-    """The types of the cluster that a job can run on: those with enough devices for its least, if there are any."""
-    return [kind for kind, _ in ladders(view, spec)] or [k for k, _ in spec.curves if k in view.cluster.types]
+    """The types of the cluster that a job can run on: with enough devices for its least, now or else with all up."""
+    now = [kind for kind, _ in ladders(view, spec)]
+    if now:
+        return now
+    whole = dict.fromkeys((kind for kind, _ in spec.curves if kind in view.cluster.types), 0)
+    for node in view.cluster.nodes:
+        if node.device_type in whole:
+            whole[node.device_type] += node.num_devices
+    return [kind for kind, count in whole.items() if count >= spec.min_workers] or list(whole)
 
 
 def _asking(view: ClusterView, kind: DeviceType) -> AskOf:

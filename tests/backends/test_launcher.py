@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from melodeon.backends import limits
 from melodeon.backends.devices import SlotMap
 from melodeon.backends.fleet_folder import ended_of, read_order, write_order
 from melodeon.backends.launcher import capacity_of, job_config, launch_of, main
@@ -37,6 +38,14 @@ def test_limits(cuda: bool, expected: str) -> None:
     code = textwrap.dedent(LIMITS.format(cuda=cuda))
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert text == expected.format(resource.getrlimit(resource.RLIMIT_DATA if not cuda else resource.RLIMIT_AS)[0])
+
+
+@pytest.mark.parametrize("nice", [0, 9])
+def test_jobs_stand_back_behind_the_service(nice: int) -> None:
+    code = "import os; from melodeon.backends import limits; limits.apply(); print(os.nice(0))"
+    command = ["nice", "-n", str(nice), sys.executable, "-c", code]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(text) == min(19, max(limits.BEHIND, os.getpriority(os.PRIO_PROCESS, 0) + nice))
 
 
 def test_an_order_is_for_its_owners_eyes_only(tmp_path: Path) -> None:

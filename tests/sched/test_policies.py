@@ -1,5 +1,7 @@
 """What every policy must keep to, whatever it optimises. A new policy is tested here by being registered."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +14,9 @@ from melodeon.core.overhead import Overheads
 from melodeon.sched.policy import Decision
 from melodeon.sched.registry import POLICIES, make_policy
 from melodeon.sim.engine import SimConfig, Simulation
-from melodeon.sim.incidents import random_failures
+from melodeon.sim.incidents import Incident, random_failures
 from melodeon.sim.live import JobOutcome
-from tests.sched.draws import bounded_jobs, clusters, job, job_lists, overheads
+from tests.sched.draws import bounded_jobs, clusters, job, job_lists, overheads, typed
 
 
 class Watched:
@@ -112,6 +114,19 @@ def test_a_job_that_is_too_large_for_the_cluster_keeps_no_other_from_ending(name
     small = job("small", 100.0, ScalingCurve.linear(1.0, 8), submit_s=5.0)
     result = Simulation(SimConfig(cluster=Cluster.parse("1x4")), [large, small], Watched(name)).run().result()
     assert [outcome.finished_s is not None for outcome in result.outcomes] == [False, True]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_job_that_comes_while_its_only_type_with_room_is_down_runs_when_that_is_back(name: str) -> None:
+    cluster, line = Cluster.parse("1x2:A,1x4:B"), ScalingCurve.linear(1.0, 4)
+    both = replace(
+        job("both", 100.0, line, min_workers=3, submit_s=20.0), curves=((typed("A"), line), (typed("B"), line))
+    )
+    first = replace(job("first", 10.0, line), curves=((typed("B"), line),))
+    incidents = [Incident(at_s, cluster.nodes[1].id, up) for at_s, up in ((15.0, False), (300.0, True))]
+    config = SimConfig(cluster=cluster, incidents=tuple(incidents))
+    result = Simulation(config, [first, both], Watched(name)).run().result()
+    assert all(outcome.finished_s is not None for outcome in result.outcomes)
 
 
 def test_an_unknown_policy_is_answered_with_the_nearest() -> None:
