@@ -65,6 +65,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     service_s: float = 0.0
     """Device-seconds before `given_at`."""
     incarnation: int = 0
+    launched_at: float = 0.0
+    """When the incarnation was to be started."""
     alive: bool = False
     """The incarnation was launched and has not ended."""
     training: bool = False
@@ -136,7 +138,7 @@ def step(job: Job, at: float, fact: AnyFact) -> Job:
         case Planned():
             return _planned(job, at, fact)
         case Launched():
-            return _launched(job, fact)
+            return _launched(job, at, fact)
         case Training():
             return _training(job, fact)
         case Sized():
@@ -202,9 +204,10 @@ def _planned(job: Job, at: float, fact: Planned) -> Job:
     return job
 
 
-def _launched(job: Job, fact: Launched) -> Job:
+def _launched(job: Job, at: float, fact: Launched) -> Job:
     assert not job.alive, f"job {job.id!r} runs already as {job.incarnation}"
-    job = replace(job, incarnation=fact.incarnation, alive=True, training=False, again=False, on={}, stuck="")
+    job = replace(job, incarnation=fact.incarnation, launched_at=at, alive=True)
+    job = replace(job, training=False, again=False, on={}, stuck="")
     return job if job.phase is Phase.PROFILING else moved(job, Phase.STARTING)
 
 

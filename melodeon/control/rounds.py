@@ -7,7 +7,8 @@ Rounds count seconds from the beginning of the log, so that a policy's arithmeti
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from msgspec.structs import replace as changed
 
@@ -27,6 +28,9 @@ from melodeon.sched.policy import Policy
 from melodeon.sched.profiled import Profiled
 from melodeon.sched.quota import DAY_S, Accepted
 from melodeon.sched.tick import Round, Rules, TickState, tick
+
+FEW_STARTS = 5
+"""With fewer seen, starts are expected to take what they usually do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ def view_of(
 ) -> ClusterView:
     """The cluster as a policy sees it; `rejudge` names jobs that are to be judged although they were."""
     origin = state.origin if state.origin is not None else now
+    overheads = overheads_of(state, world.overheads)
     jobs: dict[JobId, JobState] = {}
     kept, everything = world.book.waiting, state.known
     for name, job in state.live.items():
@@ -88,16 +93,28 @@ def view_of(
         if same is not None and same[0] is job and same[1] is known and name not in rejudge:
             jobs[JobId(name)] = same[2]
         elif not job.over and job.phase is not Phase.CANCELLING:
-            made = _job_state(job, known, world, progress.get(name), now, origin)
+            made = _job_state(job, known, world, overheads, progress.get(name), now, origin)
             if name in rejudge:
                 made = changed(made, admitted_s=None)
             elif job.phase is Phase.WAITING and not job.counts:
                 kept[name] = (job, known, made)
             jobs[made.spec.id] = made
-    return ClusterView(now - origin, healthy(world.cluster, state.down), jobs, 0.0, world.overheads)
+    return ClusterView(now - origin, healthy(world.cluster, state.down), jobs, 0.0, overheads)
 
 
-def _job_state(job: Job, known: Known, world: World, seen: Progress | None, now: float, origin: float) -> JobState:
+def overheads_of(state: State, expected: Overheads) -> Overheads:
+    """What changes are expected to cost: a start, once some were seen, what four of five of the newest took at most."""
+    if expected.start is None or len(state.starts) < FEW_STARTS:
+        return expected
+    seen_s = sorted(state.starts)[ceil(len(state.starts) * 0.8) - 1]
+    base_s = ceil(seen_s * 2) / 2  # in half seconds: promises are not worked out anew for less
+    start = replace(expected.start, base_s=base_s, large_s=max(base_s, expected.start.large_s))
+    return replace(expected, start=start)
+
+
+def _job_state(
+    job: Job, known: Known, world: World, overheads: Overheads, seen: Progress | None, now: float, origin: float
+) -> JobState:
     told = world.book.told(job, known, origin)
     judged = job.judged_at
     if judged is None and job.phase is Phase.PROFILING and not _judgeable(job, world, known):
@@ -111,7 +128,7 @@ def _job_state(job: Job, known: Known, world: World, seen: Progress | None, now:
         max(0.0, min(done, told.iterations - min(1.0, told.iterations / 2))),
         job.counts,
         job.placement,
-        _resumes(job, world, seen, now) - origin,
+        _resumes(job, overheads, seen, now) - origin,
         None if job.first_started_at is None else job.first_started_at - origin,
         job.service_s + job.num_devices * max(0.0, now - job.given_at),
     )
@@ -121,12 +138,12 @@ def _judgeable(job: Job, world: World, known: Known) -> bool:
     return job.unmeasurable or not must_measure(job, world.book.spec(job), known, world.cluster)
 
 
-def _resumes(job: Job, world: World, seen: Progress | None, now: float) -> float:
+def _resumes(job: Job, overheads: Overheads, seen: Progress | None, now: float) -> float:
     """When its last change is over."""
     if not job.counts:
         return job.given_at or job.submitted_at
     fresh = job.first_started_at == job.given_at
-    due = job.given_at + world.overheads.pause_s("", job.num_devices, fresh=fresh, held=job.training)
+    due = job.given_at + overheads.pause_s("", job.num_devices, fresh=fresh, held=job.training)
     if seen is not None and seen.settled and seen.at >= job.given_at:
         return min(due, now)
     return due

@@ -20,8 +20,12 @@ from melodeon.control.events import (
     Sized,
     Started,
     Submitted,
+    Training,
 )
 from melodeon.control.job import Job, step, submitted
+
+STARTS = 32
+"""Starts that are remembered."""
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -44,6 +48,8 @@ class State(msgspec.Struct, kw_only=True):
     known: dict[str, Known] = {}
     """Scaling curves by signature."""
     curves_version: int = 0
+    starts: tuple[float, ...] = ()
+    """How many seconds the newest starts took until workers trained, the last one last."""
 
     def draft(self) -> "State":
         """A state that can be folded into without anybody seeing; `past` is shared until something is added."""
@@ -96,7 +102,10 @@ def _fold_job(state: State, at: float, fact: AnyFact) -> None:
     job = state.live.get(fact.job or "")
     if job is None:
         return  # it is over, and what comes after the end changes nothing
+    started = isinstance(fact, Training) and not job.training
     job = step(job, at, fact)
+    if started and job.training and job.launched_at:
+        state.starts = (*state.starts, at - job.launched_at)[-STARTS:]
     if isinstance(fact, Sized):
         known = state.known.get(job.signature, Known())
         state.known[job.signature] = replace(

@@ -33,7 +33,7 @@ def play(
     record: bool = False,
 ) -> SimResult:
     """Go on from a view until every job is done; `record`: and keep every change on the way."""
-    config = SimConfig(cluster=view.cluster, overheads=world.overheads, rules=world.rules, record=record)
+    config = SimConfig(cluster=view.cluster, overheads=view.overheads, rules=world.rules, record=record)
     return resumed(config, view, policy, memory, newcomers).run().result()
 
 

@@ -35,8 +35,10 @@ from melodeon.control.events import (
     decode,
     encode,
 )
-from melodeon.control.state import State, fold, fold_all
+from melodeon.control.rounds import overheads_of
+from melodeon.control.state import STARTS, State, fold, fold_all
 from melodeon.core.cluster import DeviceType
+from melodeon.core.overhead import Overheads, Pause
 from melodeon.core.plan import Block
 from melodeon.core.service import MOVES, OVER, Phase
 
@@ -154,3 +156,31 @@ def test_a_draft_changes_nothing_of_what_it_was_made_from(log: list[Entry], cut:
     draft = fold_all(state.draft(), log[cut:])
     assert msgspec.json.encode(state) == before
     assert draft == fold_all(State(), log)
+
+
+def test_starts_are_remembered_as_long_as_they_took() -> None:
+    state = State()
+    for number in range(1, STARTS + 3):
+        name = f"a-{number}"
+        facts: list[AnyFact] = [
+            submit(number, measure=False),
+            plan(name, 1),
+            Launched(job=name, incarnation=1, slots={"n": (0,)}),
+        ]
+        for fact in facts:
+            fold(state, 100.0 * number, fact)
+        for _ in range(2):  # said again it is no other start
+            fold(state, 100.0 * number + number, Training(job=name, incarnation=1))
+    assert state.starts == tuple(map(float, range(3, STARTS + 3)))
+
+
+def test_a_start_is_expected_to_take_what_most_have_taken() -> None:
+    expected = Overheads(start=Pause(base_s=4.0, large_s=6.0, connect_s=0.0), first_start=True)
+
+    def start_s(*seen: float) -> float:
+        return overheads_of(State(starts=seen), expected).pause_s("", 1, held=False)
+
+    assert start_s(9.0, 9.0, 9.0, 9.0) == 4.0
+    assert start_s(1.1, 1.2, 1.3, 1.4, 60.0) == 1.5
+    assert start_s(7.0, 7.2, 7.1, 7.6, 7.6) == 8.0
+    assert overheads_of(State(starts=(9.0,) * 9), Overheads()) == Overheads()
