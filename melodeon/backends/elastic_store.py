@@ -25,6 +25,8 @@ def hosted_store(path: Path, address: str | None, token: str) -> Iterator["Store
         if address is None:
             server = thread.run(_serve(path, token))
             address = f"unix:{path}"
+        else:
+            thread.run(_read(address, "melodeon/", token))  # a wrong one is told here, and not by every agent
         thread.address = address
         yield thread
     finally:

@@ -102,7 +102,10 @@ def _elastic(launch: Launch, agents: int, store: str | None, watch: Watch, curve
     from melodeon.backends.elastic import Elastic
     from melodeon.coord.hybrid import HybridConfig
     from melodeon.coord.master_state import JobConfig
+    from melodeon.coord.store import check_address
 
+    if store is not None:
+        check_address(store)
     job = JobConfig(
         job="",
         workers=launch.num_workers,

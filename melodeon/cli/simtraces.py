@@ -147,7 +147,8 @@ def load(
     notes = [note] if note else []
     if not trace.jobs:
         raise UsageError(
-            f"{path} has no job that can be simulated: {len(trace.bad)} bad rows, {trace.num_other} others"
+            f"{path} has no job to simulate: {_rows(len(trace.bad))} bad, "
+            f"{_rows(trace.num_other)} no job that held a device"
         )
     if trace.bad:
         first = trace.bad[0]

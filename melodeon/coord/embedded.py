@@ -36,6 +36,7 @@ from melodeon.coord.embedded_values import (
     Welcome,
 )
 from melodeon.coord.store import (
+    LAST_PORT,
     Change,
     Entry,
     Fence,
@@ -52,6 +53,14 @@ from melodeon.core.errors import UsageError
 FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 0.2
 """Between two attempts to connect."""
+
+
+def checked(address: str) -> str:
+    """The address, if it is one of an embedded store."""
+    found = re.fullmatch(r"unix:.+|tcp:.+:(\d{1,5})", address)
+    if found is None or int(found[1] or 0) > LAST_PORT:
+        raise UsageError(f"{address!r} is no address of an embedded store: give unix:PATH or tcp:HOST:PORT")
+    return address
 
 
 class _Call:
@@ -78,9 +87,7 @@ class EmbeddedStore(Closing):
 
     def __init__(self, address: str, *, token: str = "", patience_s: float = 10.0, beat_s: float = 1.0) -> None:
         """`patience_s`: how long a call waits for the store. A server silent for 3 `beat_s` is taken for lost."""
-        if not re.fullmatch(r"unix:.+|tcp:.+:\d+", address):
-            raise UsageError(f"{address!r} is no address of an embedded store: give unix:PATH or tcp:HOST:PORT")
-        self.address = address
+        self.address = checked(address)
         self._token, self._patience_s, self._beat_s = token, patience_s, beat_s
         self._client = uuid.uuid4().hex
         self._numbers = itertools.count(1)

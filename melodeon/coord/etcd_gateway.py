@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from melodeon.coord.store import Refused, StoreUnreachable
+from melodeon.coord.store import LAST_PORT, Refused, StoreUnreachable
 from melodeon.core.errors import UsageError
 
 CONNECT_S = 1.0
@@ -129,7 +129,7 @@ def endpoints_of(address: str) -> list[str]:
             parsed = httpx.URL(url)
         except httpx.InvalidURL:
             parsed = httpx.URL("")
-        if parsed.scheme not in ("http", "https") or not parsed.host:
+        if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > LAST_PORT:
             raise UsageError(f"{address!r} is no address of etcd: give etcd://HOST:PORT, several separated by commas")
         found.append(url.rstrip("/"))
     return found

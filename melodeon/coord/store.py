@@ -24,6 +24,8 @@ import msgspec
 
 from melodeon.core.errors import MelodeonError, UsageError
 
+LAST_PORT = 65535
+
 
 class StoreError(MelodeonError):
     """What the store answers other than yes."""
@@ -165,6 +167,16 @@ def open_store(address: str, *, token: str = "", patience_s: float = 10.0) -> St
     raise UsageError(
         f"{address!r} names no store: give unix:PATH or tcp:HOST:PORT for the embedded one, etcd://HOST:PORT for etcd"
     )
+
+
+def check_address(address: str) -> None:
+    """Refuse what `open_store` would refuse, before anything is started."""
+    if address.startswith(("etcd://", "http://", "https://")):
+        from melodeon.coord.etcd_gateway import endpoints_of
+
+        endpoints_of(address)
+    else:
+        open_store(address)
 
 
 async def follow(store: Store, prefix: str, known: Mapping[str, Entry] | None = None) -> AsyncGenerator[Change, None]:

@@ -47,15 +47,17 @@ def _gantt(records: Sequence[Record], window: Window) -> str:
     ticks, unit = time_ticks(low, high)
     nodes = [(base[line.kind] + first, node.id) for line in topology.lines for first, node in line.nodes]
     every = max(1, -(-len(nodes) // 24))
-    chart.axes(ticks, nodes[::every], x_title=f"time ({unit})", y_title="")
+    chart.axes(ticks, [(first, "") for first, _ in nodes[::every]], x_title=f"time ({unit})", y_title="")
+    sizes = {machine.id: machine.devices for machine in found.head.nodes}
+    for first, name in nodes[::every]:
+        chart.row(first + sizes[name] / 2, name)
     for failure in found.failures:
         if not failure.up:
             back = next((f.at_s for f in found.failures if f.node == failure.node and f.at_s > failure.at_s), None)
             down = _clip(found, failure.at_s, back if back is not None else found.head.end_s, low, high)
             first = next(at for at, name in nodes if name == failure.node)
-            size = next(machine.devices for machine in found.head.nodes if machine.id == failure.node)
             if down is not None:
-                chart.box(down, (first + size, first), "#444444", tip=f"{failure.node} is down")
+                chart.box(down, (first + sizes[failure.node], first), "#444444", tip=f"{failure.node} is down")
     for span in spans(found):
         shown = _clip(found, span.from_s, span.to_s, low, high)
         if shown is not None:
@@ -86,8 +88,8 @@ def _jct(records: Sequence[Record], _: Window) -> str:
     every = [max(value, 0.1) for values in times for value in values]
     if not every:
         raise UsageError("no job was finished, so there are no completion times to draw: simulate a longer trace")
-    names = _names(records)
-    chart = Chart(_shared_title(records, "job completion times"), legend_rows=_rows(names))
+    labels = [f"{name}: {len(values):,} jobs" for name, values in zip(_names(records), times, strict=True)]
+    chart = Chart(_shared_title(records, "job completion times"), legend=labels)
     low, high = min(every), max(every)
     chart.across(low / 1.2, high * 1.2, log=True)
     chart.axes(
@@ -100,26 +102,22 @@ def _jct(records: Sequence[Record], _: Window) -> str:
         step = max(1, len(values) // BINS)
         picked = [*range(0, len(values), step), len(values) - 1] if values else []
         chart.line([(max(values[k], 0.1), (k + 1) / len(values)) for k in picked], index)
-    chart.legend([f"{name}: {len(values):,} jobs" for name, values in zip(names, times, strict=True)])
     return chart.render()
 
 
 def _utilisation(records: Sequence[Record], window: Window) -> str:
     low, high = _between(records, window)
-    names = _names(records)
-    chart = Chart(_shared_title(records, "devices in use"), legend_rows=_rows(names))
+    ends = [min(high, found.head.end_s - found.head.start_s) for found in records]
+    held = [held_share(found, low, end) if end > low else [0.0] for found, end in zip(records, ends, strict=True)]
+    labels = [f"{name}: {100 * sum(used) / len(used):.0f} %" for name, used in zip(_names(records), held, strict=True)]
+    chart = Chart(_shared_title(records, "devices in use"), legend=labels)
     chart.across(low, high)
     ticks, unit = time_ticks(low, high)
     chart.axes(ticks, percent_ticks(), x_title=f"time ({unit})", y_title="devices held")
-    labels = []
-    for index, found in enumerate(records):
-        end = min(high, found.head.end_s - found.head.start_s)
-        used = held_share(found, low, end) if end > low else [0.0]
+    for index, (used, end) in enumerate(zip(held, ends, strict=True)):
         wide = (end - low) / len(used)
         edges = [low + k * wide for k in range(len(used) + 1)]
         chart.line([(edges[k + j], share) for k, share in enumerate(used) for j in (0, 1)], index)
-        labels.append(f"{names[index]}: {sum(used) / len(used):.0%}")
-    chart.legend(labels)
     return chart.render()
 
 
@@ -145,15 +143,19 @@ def _deadlines(records: Sequence[Record], _: Window) -> str:
     if not any(tight):
         raise UsageError("no job has both a deadline and a recorded duration, so there is no tightness to draw by")
     edges = _edges([value for some in tight for _, value in some])
-    names = _names(records)
-    fates = [name for name, _ in FATES]
-    chart = Chart(
-        _shared_title(records, "deadlines by tightness"), legend_rows=1 if len(records) == 1 else _rows(names)
-    )
+    title = _shared_title(records, "deadlines by tightness")
+    if len(records) == 1:
+        chart = Chart(title, legend=[name for name, _ in FATES], fills=[fill for _, fill in FATES])
+    else:
+        met = [100 * sum(job.in_time for job, _ in some) / len(some) if some else 0.0 for some in tight]
+        chart = Chart(title, legend=[f"{n}: {share:.1f} %" for n, share in zip(_names(records), met, strict=True)])
     chart.across(0, len(edges) - 1)
     labels = [(k + 0.5, f"{a:.1f} to {b:.1f}") for k, (a, b) in enumerate(pairwise(edges))]
     chart.axes(
-        labels, percent_ticks(), x_title="tightness (time to the deadline over recorded duration)", y_title="jobs"
+        labels,
+        percent_ticks(),
+        x_title="tightness (time to the deadline over recorded duration)",
+        y_title="jobs" if len(records) == 1 else "deadlines met",
     )
     for index, some in enumerate(tight):
         points: list[tuple[float, float]] = []
@@ -166,11 +168,6 @@ def _deadlines(records: Sequence[Record], _: Window) -> str:
             points.append((k + 0.5, sum(job.in_time for job in inside) / len(inside)))
         if len(records) > 1:
             chart.line(points, index, marks=True)
-    if len(records) == 1:
-        chart.legend(fates, fills=[fill for _, fill in FATES])
-    else:
-        met = [sum(job.in_time for job, _ in some) / len(some) if some else 0.0 for some in tight]
-        chart.legend([f"{name}: {share:.1%}" for name, share in zip(names, met, strict=True)])
     return chart.render()
 
 
@@ -271,10 +268,6 @@ def _names(records: Sequence[Record]) -> list[str]:
     parts = [(h.policy, h.trace, h.cluster, f"slots of {length(h.slot_s)}", f"seed {h.seed}") for h in heads]
     differ = [k for k in range(5) if len({part[k] for part in parts}) > 1] or [0]
     return [", ".join(part[k] for k in differ) for part in parts]
-
-
-def _rows(names: Sequence[str]) -> int:
-    return -(-len(names) // 3)
 
 
 KINDS: dict[str, Callable[[Sequence[Record], Window], str]] = {

@@ -7,8 +7,11 @@ from math import ceil, floor, log10
 from melodeon.sim.clock import DAY, HOUR, MINUTE
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#a0522d", "#7b68ee", "#9acd32")
-"""Told apart by people who do not see red and green; after the last, lines are dashed."""
+"""Told apart by people who do not see red and green; after the last they come again, dashed, then dotted."""
+DASHES = ("", " stroke-dasharray='6 3'", " stroke-dasharray='2 2'", " stroke-dasharray='8 2 2 2'")
 GRID, INK, FAINT = "#e4e4e4", "#222222", "#777777"
+PLAIN, BOLD = 0.59, 0.66
+"""How wide a letter is at most, on average, of the font's size."""
 FONT = "font-family='DejaVu Sans, Helvetica, Arial, sans-serif'"
 
 Ticks = Sequence[tuple[float, str]]
@@ -41,11 +44,24 @@ class Chart:
 
     left, right, top, bottom = 64.0, 20.0, 44.0, 52.0
 
-    def __init__(self, title: str, *, width: float = 960, height: float = 480, legend_rows: int = 0) -> None:
-        self.width, self.height = width, height
-        self.top += 18 * legend_rows
+    def __init__(
+        self,
+        title: str,
+        *,
+        width: float = 960,
+        height: float = 480,
+        legend: Sequence[str] = (),
+        fills: Sequence[str] = (),
+    ) -> None:
+        """The frame is of one height, whatever the legend above it needs; `fills` are its colours if not the lines'."""
         self._parts: list[str] = []
-        self._text(self.left, 24, title, size=15, weight="bold")
+        room = width - self.left - self.right
+        size = 15 if len(title) * 15 * BOLD <= room else 11
+        self._text(self.left, 24, _cut(title, int(room / (size * BOLD))), size=size, weight="bold")
+        rows = self._legend(legend, fills, room)
+        self.width, self.height = width, height + 18 * rows
+        self.top += 18 * rows
+        height = self.height
         self.x = Scale(0, 1, self.left, width - self.right)
         self.y = Scale(0, 1, height - self.bottom, self.top)
 
@@ -107,9 +123,15 @@ class Chart:
         """A text in the middle of a point, in values."""
         self._text(self.x(x), self.y(y) + size * 0.36, text, anchor="middle", size=size, ink=ink)
 
-    def legend(self, names: Sequence[str], *, fills: Sequence[str] = (), per_row: int = 3) -> None:
-        """What the colours mean, above the frame."""
-        wide = (self.width - self.left - self.right) / per_row
+    def row(self, y: float, name: str) -> None:
+        """What a row is, left of the frame."""
+        self._text(self.left - 6, self.y(y) + 4, name, anchor="end", size=11)
+
+    def _legend(self, names: Sequence[str], fills: Sequence[str], room: float) -> int:
+        """What the colours mean, above the frame, in as many columns as the names leave room for; how many rows."""
+        longest = 40 + 12 * PLAIN * max(map(len, names), default=0)
+        per_row = max(1, min(3, int(room / longest)))
+        wide = room / per_row
         for index, name in enumerate(names):
             x, y = self.left + wide * (index % per_row), 42.0 + 18 * (index // per_row)
             if fills:
@@ -118,7 +140,8 @@ class Chart:
                 self._parts.append(
                     f"<path d='M{x:.1f} {y - 4:.1f}h18' stroke='{colour(index)}' stroke-width='2.5'{_dash(index)}/>"
                 )
-            self._text(x + 24, y, name, size=12)
+            self._text(x + 24, y, _cut(name, int((wide - 24) / (12 * PLAIN))), size=12)
+        return -(-len(names) // per_row)
 
     def render(self) -> str:
         """The whole picture."""
@@ -183,4 +206,11 @@ def _round_step(rough: float) -> float:
 
 
 def _dash(index: int) -> str:
-    return " stroke-dasharray='6 3'" if (index // len(COLOURS)) % 2 else ""
+    return DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+def _cut(text: str, most: int) -> str:
+    """A text that is too long without its middle."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"

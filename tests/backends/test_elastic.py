@@ -15,6 +15,7 @@ from melodeon.backends.outcome import Outcome
 from melodeon.coord import registry
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig
+from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
 from tests.coord.running import PRELOAD, SCRIPT, Running, events_file, eventually, gone, resume
 
@@ -74,11 +75,12 @@ def test_output_follows_virtual_rank_0(tmp_path: Path) -> None:
     assert job.output.endswith(b"end of script\n")
 
 
-def test_an_agent_that_cannot_start_ends_the_job_with_its_sentence(tmp_path: Path) -> None:
-    elastic = Elastic(job=JobConfig(job="x"), store="nonsense", preload=PRELOAD)
-    outcome = run_elastic([SCRIPT, "1"], Launch(), tmp_path, elastic)
-    assert outcome.exit_code == 1
-    assert "'nonsense' names no store" in str(outcome.reason)
+@pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:99999", "tcp:127.0.0.1:65536"])
+def test_a_wrong_store_is_told_before_anything_starts(tmp_path: Path, address: str) -> None:
+    elastic = Elastic(job=JobConfig(job="x"), store=address, preload=PRELOAD)
+    with pytest.raises(UsageError, match=f"'{address}'"):
+        run_elastic([SCRIPT, "1"], Launch(), tmp_path, elastic)
+    assert not list(tmp_path.rglob("agent.log"))
 
 
 def test_an_agent_that_keeps_failing_ends_the_job(tmp_path: Path) -> None:

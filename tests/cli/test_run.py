@@ -98,6 +98,9 @@ def test_a_failed_worker_is_named_with_its_last_words(folder: Path) -> None:
         (["--hybrid", "--curves", "train.py", "train.py"], 2, "holds no scaling curves"),
         (["--batch-history", "train.py", "train.py"], 2, "holds no batch history"),
         (["--batch-history", ".", "train.py"], 4, "is no run's folder"),
+        (["--store", "nonsense", "train.py"], 2, "'nonsense' names no store: give"),
+        (["--store", "tcp:here:65536", "train.py"], 2, "'tcp:here:65536' is no address of an embedded store: give"),
+        (["--store", "http://here:99999", "train.py"], 2, "'http://here:99999' is no address of etcd: give"),
     ],
 )
 def test_mistakes_get_one_sentence_and_their_exit_code(folder: Path, args: list[str], code: int, sentence: str) -> None:

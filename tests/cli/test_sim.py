@@ -155,10 +155,15 @@ def test_options_of_policies(trace: Path, melodeon: Melodeon) -> None:
         (("--generate", "poisson:0"), 2, "jobs=0, gap=900, duration=3600 and spread=0.5 cannot be drawn"),
         (("--generate", "poisson:3:best-effort=2"), 2, "best-effort=2 is a share of jobs"),
         (("--generate", "poisson:3:tightness=2-1"), 2, "tightness=2-1 must be two numbers above 0, the lower first"),
-        ((".",), 4, ". is a folder: name a file in it"),
+        ((".",), 2, ". is a folder: name a file in it"),
         (("torn.csv.gz",), 2, "torn.csv.gz breaks off before its end"),
         (("small.csv", "-c", "torn.csv"), 2, "torn.csv is not a text file"),
         (("small.csv", "-t", "torn.json"), 2, "torn.json is not a text file"),
+        (("/dev/null",), 2, "/dev/null is no ordinary file, and a trace is read more than once: save it as one"),
+        (("some.trace",), 2, "there are no throughput tables: give Gavel's by --throughputs"),
+        (("none.csv",), 2, "none.csv has no job to simulate: 0 rows are bad, 1 row is no job that held a device"),
+        (("small.csv", "-t", "deep.json"), 2, "deep.json is not JSON that can be read"),
+        (("small.csv", "-t", "long.json"), 2, "long.json is not JSON that can be read"),
         (("small.csv", "-t", "list.json"), 2, "list.json must be a JSON object of device types"),
         (("quoted.csv",), 2, "quoted.csv, line 2, column '*': it is not csv"),
     ],
@@ -171,6 +176,10 @@ def test_mistakes_are_one_sentence(
     for name in ("torn.csv", "torn.json"):
         Path(name).write_bytes(b"\xff\xfe\x00")
     Path("list.json").write_text("[1]")
+    Path("deep.json").write_text("[" * 100_000)
+    Path("long.json").write_text('{"v100": {"(\'A3C\', 1)": {"null": ' + "9" * 6000 + "}}}")
+    Path("none.csv").write_text("job_id,submission_time,duration,num_gpu\na,0,0,1\n")
+    Path("some.trace").write_text("A3C\tcommand\t--steps\t0\t100\t0.0\t1\n")
     Path("quoted.csv").write_text(HEAD + '"' + "x" * 200_000)
     found, out, err = melodeon("sim", *arguments)
     assert (found, out, err.count("\n")) == (code, "", 1)

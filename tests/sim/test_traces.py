@@ -36,6 +36,13 @@ def test_tables_leave_out_what_was_not_measured(tables: Throughputs) -> None:
     assert tables.curves["ncf", 32][0][1].points == ((1, 2.0),)
 
 
+@pytest.mark.parametrize("column", ["\u00b2", "0", "-1", "9" * 5000])
+def test_a_column_of_a_table_that_is_no_number_of_devices_is_named(tmp_path: Path, column: str) -> None:
+    write(tmp_path, f"global_batch_size,1,{column}\n64,1.0,1.8\n", "bert.csv")
+    with pytest.raises(BadCell, match="it must be a number of devices"):
+        read_throughputs({DeviceType("A100"): tmp_path})
+
+
 def test_both_headers_are_read_and_jobs_are_sorted(tmp_path: Path, tables: Throughputs) -> None:
     new = read_trace(write(tmp_path, NEW + "b,900,100,bert,2000,64,2,50\na,800,100,bert,2000,128,4,50\n"), tables)
     assert [job.id for job in new.jobs] == ["a", "b"]
@@ -64,6 +71,9 @@ def test_a_gzipped_trace_is_read(tmp_path: Path, tables: Throughputs) -> None:
         ("a,8,100,bert", "batch_size", "the row has none"),
         ("ok,8,100,bert,2000,64,2,50", "job_id", "also the id of line 2"),
         (",8,100,bert,2000,64,2,50", "job_id", "it is empty"),
+        ("a,8,100,bert,2000,64,2,50,9", "duration", "the row has 9 values, and there are 8 columns"),
+        ("a,1e300,100,bert,2000,64,2,50", "submission_time", "1e300 must be at most 1e\\+12"),
+        ("a,8,100,bert,2000,64,1e8,50", "num_gpu", "1e8 must be at most 1e\\+06"),
     ],
 )
 def test_a_bad_row_is_named_by_file_line_and_column_or_counted(
@@ -97,10 +107,31 @@ def test_unknown_columns_and_formats_are_answered(tmp_path: Path, tables: Throug
         read_trace(path, tables, format_name="elastic-flow")
     with pytest.raises(NotFound, match=r"missing\.csv is not there"):
         read_trace(tmp_path / "missing.csv", tables)
-    with pytest.raises(UsageError, match="which no known format has"):
-        read_trace(write(tmp_path, "", "empty.csv"), tables)
+    for nothing in ("", "\n\n"):
+        with pytest.raises(UsageError, match=r"empty\.csv is empty: a trace needs a header line and a row a job"):
+            read_trace(write(tmp_path, nothing, "empty.csv"), tables)
     with pytest.raises(NotFound, match="has no throughput tables"):
         read_throughputs({DeviceType("A100"): tmp_path / "nowhere"})
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path, tables: Throughputs) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(NEW + "a,800,100,bert,2000,128,4,50\n", encoding="utf-8-sig")
+    assert [job.id for job in read_trace(path, tables).jobs] == ["a"]
+
+
+def test_a_quote_that_is_never_closed_is_not_counted_as_one_bad_row(tmp_path: Path, tables: Throughputs) -> None:
+    rows = "a,8,100,bert,2000,64,2,50\n", '"b,8,100,bert,2000,64,2,50\n', "c,8,100,bert,2000,64,2,50\n"
+    with pytest.raises(BadCell, match=r"line 3, column '\*': it is not csv"):
+        read_trace(write(tmp_path, NEW + "".join(rows)), tables, skip_bad=True)
+
+
+def test_a_header_that_cannot_be_meant_is_refused(tmp_path: Path, tables: Throughputs) -> None:
+    twice = write(tmp_path, NEW.replace("model_name", "num_gpu"))
+    with pytest.raises(BadCell, match="line 1, column 'num_gpu': 2 columns have this name"):
+        read_trace(twice, tables)
+    with pytest.raises(BadCell, match=r"line 1, column '\*': it is not csv"):
+        read_trace(write(tmp_path, NEW.strip() + "," + "x" * 200_000 + "\n"), tables)
 
 
 def test_a_generated_trace_is_its_seed_s(tables: Throughputs) -> None:

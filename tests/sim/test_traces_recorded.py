@@ -249,6 +249,13 @@ def test_json_that_breaks_off_cannot_be_skipped(tmp_path: Path) -> None:
         read_trace(path, TABLES, skip_bad=True)
 
 
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cluster_job_log"
+    path.write_text('[{"jobid": ' + "[" * 100_000)
+    with pytest.raises(BadCell, match="it is not JSON"):
+        read_trace(path, Throughputs({}))
+
+
 def test_a_format_can_be_forced(tmp_path: Path) -> None:
     # It has the columns of both: only its own name tells a raw trace.
     path = write(tmp_path, "job_id,submission_time,duration,num_gpu,x\na,10,600,2,1\n")

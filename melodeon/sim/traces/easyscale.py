@@ -28,7 +28,7 @@ def read_easyscale(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_
         name, application = row.text("name"), row.text("application")
         if application not in APPLICATIONS:
             raise row.bad("application", f"{application!r} is not known: there are {', '.join(APPLICATIONS)}")
-        virtual_workers = row.whole("max_parallelism", least=1)
+        virtual_workers = row.devices("max_parallelism")
         batch_size = row.whole("batch_size", least=1)
         mixes = row.whole("enable_heterogeneous_deterministic") != 0
         samples = row.number("epochs", above=0) * EPOCH_SHARE * APPLICATIONS[application].samples

@@ -30,7 +30,7 @@ def read_elasticflow(path: Path, throughputs: Throughputs, *, seed: int = 0, ski
             curves=throughputs.of(row) if throughputs.curves else _linear(row, throughputs),
             deadline_s=None if best_effort else row.number("deadline", "ddl"),
             goal=Goal.BEST_EFFORT if best_effort else Goal.HARD,
-            requested_workers=row.whole("num_gpu", least=1),
+            requested_workers=row.devices("num_gpu"),
             model=row.text("model_name"),
             batch_size=row.whole("batch_size", least=1),
             duration_s=row.number("duration", least=0),
@@ -44,7 +44,7 @@ def read_raw(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad: b
 
     def parse(row: Row) -> Recorded | None:
         duration_s = row.number("duration", least=0)
-        workers = row.whole("num_gpu", least=0)
+        workers = row.devices("num_gpu", least=0)
         submit_s = row.number("submission_time", least=0)
         if not duration_s or not workers:
             return None
@@ -55,5 +55,5 @@ def read_raw(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad: b
 
 def _linear(row: Row, throughputs: Throughputs) -> Curves:
     iterations, duration_s = row.number("num_iteration", "iteration", above=0), row.number("duration", above=0)
-    workers = row.whole("num_gpu", least=1)
+    workers = row.devices("num_gpu")
     return linear_curves(throughputs.kinds, workers, iterations / duration_s / workers)

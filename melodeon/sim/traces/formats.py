@@ -14,7 +14,7 @@ from melodeon.core.errors import UsageError
 from melodeon.sim.traces.gavel import is_gavel
 from melodeon.sim.traces.pai import knows_pai
 from melodeon.sim.traces.philly import knows_philly
-from melodeon.sim.traces.rows import Trace, header_of
+from melodeon.sim.traces.rows import Trace, header_of, nothing_in
 from melodeon.sim.traces.throughputs import Throughputs
 
 
@@ -80,6 +80,8 @@ def read_trace(
     if format_name is None:
         header = header_of(path)
         format_name = next((name for name, known in FORMATS.items() if known.knows(path, header)), None)
+        if not header:
+            raise nothing_in(path)
         if format_name is None:
             raise UsageError(
                 f"{path} has columns {_some(header)}, which no known format has: the formats are {', '.join(FORMATS)}"
@@ -95,5 +97,5 @@ def read_trace(
 
 def _some(header: tuple[str, ...]) -> str:
     """The columns, as far as a sentence can hold them."""
-    shown = ", ".join(header) or "(none)"
+    shown = ", ".join(header)
     return shown if len(shown) <= 120 else shown[:119] + "…"

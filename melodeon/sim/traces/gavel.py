@@ -51,7 +51,7 @@ def read_gavel(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad:
 
     def parse(row: Row) -> JobSpec:
         model, batch = _model(row.text("job_type"))
-        workers = row.whole("scale_factor", least=1)
+        workers = row.devices("scale_factor")
         curves = _curves(row, throughputs, model, batch, workers)
         steps, submit_s = row.number("total_steps", above=0), row.number("arrival_time", least=0)
         duration_s = steps / curves[0][1].rate(workers)
@@ -76,10 +76,13 @@ def read_gavel(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad:
 def read_gavel_throughputs(path: Path) -> Throughputs:
     """The table as scaling curves by model and batch size; device types in capitals, fastest first."""
     with open_text(path) as file:
-        try:
-            table = json.load(file)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path}, line {error.lineno}: {error.msg}; it must be one JSON object") from error
+        text = file.read()
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}, line {error.lineno}: {error.msg}; it must be one JSON object") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON that can be read: a number or a nesting in it is too long") from error
     if not isinstance(table, dict) or not all(isinstance(measured, dict) for measured in table.values()):
         raise UsageError(
             f"{path} must be a JSON object of device types, each an object of job types: it is another file"
@@ -119,6 +122,8 @@ def _fastest_first(kinds: dict[DeviceType, list[tuple[int, float]]]) -> Curves:
 def _curves(row: Row, throughputs: Throughputs, model: str, batch: int, workers: int) -> Curves:
     """Only on types where the job fits at the size that it requests."""
     found = throughputs.curves.get((model, batch))
+    if not throughputs.curves:
+        raise row.bad("job_type", "there are no throughput tables: give Gavel's by --throughputs FILE.json")
     if found is None:
         known = ", ".join(sorted({name for name, _ in throughputs.curves}))
         raise row.bad("job_type", f"{row.text('job_type')!r} has no throughputs: there are some for {known}")

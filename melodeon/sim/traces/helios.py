@@ -19,7 +19,7 @@ def read_helios(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad
     """A cluster's jobs; quotas and shares go by virtual cluster and user."""
 
     def parse(row: Row) -> Recorded | None:
-        workers, submit_s = row.whole("gpu_num"), row.moment("submit_time")
+        workers, submit_s = row.devices("gpu_num", least=0), row.moment("submit_time")
         if not workers or not row.has("start_time"):
             return None
         duration_s = row.number("duration", least=0)
@@ -40,7 +40,7 @@ def read_philly_csv(path: Path, throughputs: Throughputs, *, seed: int = 0, skip
     """One line a job."""
 
     def parse(row: Row) -> Recorded | None:
-        workers, duration_s = row.whole("num_gpus"), row.number("duration", least=0)
+        workers, duration_s = row.devices("num_gpus", least=0), row.number("duration", least=0)
         submit_s = row.moment("timestamp")
         if not workers or not duration_s:
             return None

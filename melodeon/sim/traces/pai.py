@@ -16,7 +16,7 @@ from pathlib import Path
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.jobs import JobId
 from melodeon.sim.traces.recorded import Recorded, recorded_trace
-from melodeon.sim.traces.rows import BadCell, BadRow, Row, Trace, csv_rows
+from melodeon.sim.traces.rows import MOST_DEVICES, BadCell, BadRow, Row, Trace, csv_rows
 from melodeon.sim.traces.throughputs import Throughputs
 
 JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
@@ -99,7 +99,9 @@ def _work(path: Path, skip_bad: bool) -> tuple[dict[str, Work], list[BadRow]]:
 def _added(work: Work, row: Row) -> Work:
     row.text("job_name")
     devices = row.number("plan_gpu", least=0) / 100 if row.has("plan_gpu") else 0.0
-    devices *= row.whole("inst_num", least=1) if row.has("inst_num") else 1
+    devices *= row.devices("inst_num") if row.has("inst_num") else 1
+    if work.devices + devices > MOST_DEVICES:
+        raise row.bad("plan_gpu", f"its job would need {work.devices + devices:,.0f} devices: {MOST_DEVICES:,} at most")
     if not devices:
         return work
     if not row.has("start_time") or not row.has("end_time"):

@@ -57,7 +57,7 @@ def _objects(path: Path) -> Iterator[tuple[int, object]]:
         line, counted = line + text.count("\n", counted, at), at
         try:
             value, at = decoder.raw_decode(text, at)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             # Where JSON breaks, nothing tells where the next job starts: this cannot be skipped.
             raise BadCell(path, line, "*", f"it is not JSON ({error})") from None
         yield line, value

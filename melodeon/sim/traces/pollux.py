@@ -40,7 +40,7 @@ def read_pollux(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_bad
             iterations=application.iterations(batch_size),
             curves=tuple((kind, curve) for kind in throughputs.kinds),
             goal=Goal.BEST_EFFORT,
-            requested_workers=row.whole("num_replicas", least=1),
+            requested_workers=row.devices("num_replicas"),
             model=name,
             batch_size=batch_size,
             goodput=application.goodput(batch_size),

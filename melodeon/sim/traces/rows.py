@@ -14,10 +14,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from typing import Generic, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TextIO, TypeVar
 
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.jobs import JobId, JobSpec
+
+if TYPE_CHECKING:
+    from _csv import Reader as CsvReader
+
+
+MOST = 1e12
+"""No number of a trace is larger: in seconds 30,000 years, beyond which a clock no longer tells two slots apart."""
+MOST_DEVICES = 1_000_000
 
 
 class BadCell(UsageError):
@@ -56,6 +64,8 @@ class Row:
     path: Path
     line: int
     cells: dict[str, str]
+    num_surplus: int = 0
+    """Values that stand beyond the last column."""
 
     def bad(self, column: str, problem: str) -> BadCell:
         """The error that names this row and a column."""
@@ -75,7 +85,9 @@ class Row:
         """Whether the row has a value there."""
         return bool((self.cells.get(column) or "").strip())
 
-    def number(self, *columns: str, least: float | None = None, above: float | None = None) -> float:
+    def number(
+        self, *columns: str, least: float | None = None, above: float | None = None, most: float = MOST
+    ) -> float:
         """A finite number, within bounds."""
         text = self.text(*columns)
         column = next(name for name in columns if name in self.cells)
@@ -89,6 +101,8 @@ class Row:
             raise self.bad(column, f"{text} must be at least {least:g}")
         if above is not None and value <= above:
             raise self.bad(column, f"{text} must be above {above:g}")
+        if value > most:
+            raise self.bad(column, f"{text} must be at most {most:g}")
         return value
 
     def moment(self, column: str) -> float:
@@ -99,24 +113,30 @@ class Row:
         except ValueError:
             raise self.bad(column, f"{text!r} is not a date and time like 2017-10-07 01:12:09") from None
 
-    def whole(self, *columns: str, least: int = 0) -> int:
+    def whole(self, *columns: str, least: int = 0, most: float = MOST) -> int:
         """A whole number."""
-        value = self.number(*columns, least=least)
+        value = self.number(*columns, least=least, most=most)
         if value != int(value):
             raise self.bad(next(name for name in columns if name in self.cells), f"{value:g} is not a whole number")
         return int(value)
+
+    def devices(self, *columns: str, least: int = 1) -> int:
+        """A number of devices: curves are made for each up to it, so it cannot be just any."""
+        return self.whole(*columns, least=least, most=MOST_DEVICES)
 
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
     """A text file, gzipped or not; one that cannot be read to where its reader goes is refused."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name a file in it")
+    if not path.exists():
+        raise NotFound(f"{path} is not there: name a file")
     if not path.is_file():
-        raise NotFound(
-            f"{path} is a folder: name a file in it" if path.is_dir() else f"{path} is not there: name a file"
-        )
+        raise UsageError(f"{path} is no ordinary file, and a trace is read more than once: save it as one")
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as raw:
-            yield io.TextIOWrapper(raw, encoding="utf-8", newline="")
+            yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error):
         raise UsageError(
             f"{path} is not a text file: what is read here is csv or JSON, gzipped if its name ends in .gz"
@@ -130,17 +150,42 @@ def open_text(path: Path) -> Iterator[TextIO]:
 def csv_rows(path: Path, *, columns: Sequence[str] | None = None, delimiter: str = ",") -> Iterator[Row]:
     """The rows of a delimited file; `columns` names them where the file has no header."""
     with open_text(path) as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        names = list(columns) if columns is not None else [name.strip() for name in next(reader, [])]
-        if not names:
-            raise UsageError(f"{path} is empty: a trace needs a header line and a row a job")
-        try:
-            for values in reader:
-                if values:
-                    yield Row(path, reader.line_num, dict(zip(names, values, strict=False)))
-        except csv.Error as error:
-            # Where a quote is never closed, nothing tells where the next row starts: this cannot be skipped.
-            raise BadCell(path, reader.line_num, "*", f"it is not csv ({error})") from None
+        # Between tabs a quote is a letter like any other.
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+        lines = _lines(path, csv.reader(file, delimiter=delimiter, strict=True, quoting=quoting))
+        names = list(columns) if columns is not None else _names(path, lines)
+        for line, values in lines:
+            surplus = [value for value in values[len(names) :] if value.strip()]
+            yield Row(path, line, dict(zip(names, values, strict=False)), len(surplus))
+
+
+def _lines(path: Path, reader: "CsvReader") -> Iterator[tuple[int, list[str]]]:
+    """Every row that holds anything, with the line that it ends on."""
+    begins = 1
+    try:
+        for values in reader:
+            if any(value.strip() for value in values):
+                yield reader.line_num, values
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        # Where a quote is never closed, nothing tells where the next row starts: this cannot be skipped.
+        raise BadCell(path, begins, "*", f"it is not csv ({error})") from None
+
+
+def _names(path: Path, lines: Iterator[tuple[int, list[str]]]) -> list[str]:
+    line, values = next(lines, (0, []))
+    if not values:
+        raise nothing_in(path)
+    names = [value.strip() for value in values]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise BadCell(path, line, twice, f"{names.count(twice)} columns have this name: which is meant?")
+    return names
+
+
+def nothing_in(path: Path) -> UsageError:
+    """The error that a file says nothing."""
+    return UsageError(f"{path} is empty: a trace needs a header line and a row a job")
 
 
 def head_of(path: Path, most: int = 4096) -> str:
@@ -150,8 +195,8 @@ def head_of(path: Path, most: int = 4096) -> str:
 
 
 def header_of(path: Path) -> tuple[str, ...]:
-    """The first line's columns."""
-    lines = head_of(path, 1 << 16).splitlines()
+    """The columns of the first line that holds anything."""
+    lines = [line for line in head_of(path, 1 << 16).splitlines() if line.strip()]
     return tuple(name.strip() for name in next(csv.reader(lines[:1]), []))
 
 
@@ -207,6 +252,12 @@ def jobs_of(name: str, rows: Iterable[Row], parse: Callable[[Row], JobSpec | Non
 
 
 def _parsed(row: Row, parse: Callable[[Row], Found | None]) -> Found | None:
+    if row.num_surplus:
+        count = len(row.cells)
+        raise row.bad(
+            list(row.cells)[-1],
+            f"the row has {count + row.num_surplus} values, and there are {count} columns: is there a comma too many?",
+        )
     try:
         return parse(row)
     except BadCell:

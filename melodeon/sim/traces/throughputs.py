@@ -13,7 +13,7 @@ from melodeon.core.cluster import DEFAULT_TYPE, DeviceType
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import NotFound
 from melodeon.core.jobs import Curves
-from melodeon.sim.traces.rows import Row, csv_rows
+from melodeon.sim.traces.rows import MOST_DEVICES, Row, csv_rows
 
 BATCH = "global_batch_size"
 
@@ -70,7 +70,7 @@ def _table(rows: Iterable[Row]) -> Iterable[tuple[int, ScalingCurve]]:
         for column in row.cells:
             if column == BATCH or not row.has(column):
                 continue
-            if not column.isdigit() or int(column) < 1:
+            if not (column.isdecimal() and len(column) <= 7 and 1 <= int(column) <= MOST_DEVICES):
                 raise row.bad(column, "it must be a number of devices")
             text = row.text(column)
             rate = float("nan") if text.lower() == "nan" else row.number(column, least=0)

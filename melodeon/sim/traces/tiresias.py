@@ -26,7 +26,7 @@ def read_tiresias(path: Path, throughputs: Throughputs, *, seed: int = 0, skip_b
             id=JobId(row.text("job_id")),
             submit_s=row.number("submit_time", least=0),
             duration_s=row.number("duration", above=0),
-            workers=row.whole("num_gpu", least=1),
+            workers=row.devices("num_gpu"),
             iterations=row.number("iterations", above=0) if "iterations" in row.cells else None,
             model=row.text("model_name"),
         )
@@ -40,9 +40,7 @@ def read_cluster_spec(path: Path, kind: DeviceType = DEFAULT_TYPE) -> Cluster:
     if len(rows) != 1:
         raise UsageError(f"{path} has {len(rows)} lines below its header: a cluster spec has 1")
     (row,) = rows
-    racks, nodes, devices = (
-        row.whole(column, least=1) for column in ("num_switch", "num_node_p_switch", "num_gpu_p_node")
-    )
+    racks, nodes, devices = (row.devices(column) for column in ("num_switch", "num_node_p_switch", "num_gpu_p_node"))
     return Cluster(
         tuple(
             Node(
