@@ -43,7 +43,7 @@ def explain(
         rows = [{"at_s": None if s.at_s is None else s.at_s - start_s, "text": s.text} for s in sentences]
         print_json({"job": known.id, "trace": found.head.trace, "policy": found.head.policy, "sentences": rows})
         return
-    head = f"job {known.id} of {found.head.trace} under {found.head.policy} on {found.head.cluster}"
+    head = f"job {known.id} of {found.head.trace} under {found.head.policy} on {found.head.cluster_name}"
     print("\n".join(textwrap.wrap(head, WIDTH, subsequent_indent="    ", break_on_hyphens=False)))
     print("\n".join(lines(sentences, start_s, everything=everything)))
 

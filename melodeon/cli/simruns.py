@@ -7,8 +7,9 @@ worker itself. A worker that dies is noticed by its pipe; on Ctrl-C all are ende
 import contextlib
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -138,7 +139,8 @@ class _Desk:
         """Start a process, with its first task."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs,), daemon=True)
-        process.start()
+        with _without_ctrl_c():
+            process.start()
         theirs.close()
         self._workers[ours], self._seen[ours] = process, set()
         self._hand(ours)
@@ -193,9 +195,19 @@ class _Desk:
             self._tell(task, int(said))
 
 
+@contextlib.contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """A process that is started in here never hears Ctrl-C, not even while it imports: its parent ends it."""
+    resource_tracker.ensure_running()  # starting it would let the signal through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _work(theirs: Connection) -> None:
     """A worker process: take tasks until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     traces: dict[int, Jobs] = {}
     while True:
         try:

@@ -2,10 +2,12 @@
 
 import csv
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
-from melodeon.cli.output import columns, print_json
+from melodeon.cli.output import WIDTH, columns, print_json
 from melodeon.cli.simruns import Done, Task
+from melodeon.sim.record import cluster_name
 
 Values = dict[str, int | float | None]
 Column = tuple[str, Callable[[Values], str]]
@@ -37,12 +39,12 @@ def _number(key: str, form: str = ",.0f") -> Callable[[Values], str]:
 
 def _length(seconds: float) -> str:
     """A length of time in few letters, hours and days to three digits."""
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.{1 if seconds < 600 else 0}f} min"
+    if seconds < 59.5 * 60:
+        return f"{seconds / 60:.{1 if seconds < 597 else 0}f} min"
     value, unit = (seconds / 3600, "h") if seconds < 86_400 else (seconds / 86_400, "d")
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
 
 
 TABLES: tuple[tuple[Column, ...], ...] = (
@@ -95,7 +97,9 @@ def print_tables(done: Sequence[Done], num_jobs: Sequence[int]) -> None:
 
 def _title(task: Task, num_jobs: int) -> str:
     slots = f"a decision every {task.slot_s:g} s at most" if task.slot_s else "no slots"
-    return f"{task.trace_name}: {num_jobs:,} jobs on {task.cluster}, seed {task.seed}, {slots}"
+    jobs = "1 job" if num_jobs == 1 else f"{num_jobs:,} jobs"
+    title = f"{task.trace_name}: {jobs} on {cluster_name(task.cluster)}, seed {task.seed}, {slots}"
+    return textwrap.fill(title, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def print_as_json(done: Iterable[Done], notes: Sequence[str]) -> None:

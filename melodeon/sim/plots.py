@@ -252,7 +252,7 @@ def _hue(job: str) -> str:
 
 
 def _title(found: Record, what: str) -> str:
-    return f"{found.head.trace} under {found.head.policy} on {found.head.cluster}: {what}"
+    return f"{found.head.trace} under {found.head.policy} on {found.head.cluster_name}: {what}"
 
 
 def _shared_title(records: Sequence[Record], what: str) -> str:
@@ -265,7 +265,7 @@ def _shared_title(records: Sequence[Record], what: str) -> str:
 def _names(records: Sequence[Record]) -> list[str]:
     """What tells the simulations apart."""
     heads = [found.head for found in records]
-    parts = [(h.policy, h.trace, h.cluster, f"slots of {length(h.slot_s)}", f"seed {h.seed}") for h in heads]
+    parts = [(h.policy, h.trace, h.cluster_name, f"slots of {length(h.slot_s)}", f"seed {h.seed}") for h in heads]
     differ = [k for k in range(5) if len({part[k] for part in parts}) > 1] or [0]
     return [", ".join(part[k] for k in differ) for part in parts]
 

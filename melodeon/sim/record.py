@@ -6,6 +6,7 @@ engine logs what rounds decide; devices that a failing node takes are worked out
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,11 @@ from melodeon.sim.metrics import summarize
 
 VERSION = 1
 What = Literal["start", "resume", "resize", "migrate", "suspend", "lose", "reject"]
+
+
+def cluster_name(text: str) -> str:
+    """A cluster as it was given, of a spec file only its name without the folders."""
+    return PurePath(text).name
 
 
 class Machine(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +53,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, tag="sim", tag_field="kind
     """The first submission."""
     end_s: float
     """The last completion."""
+
+    @property
+    def cluster_name(self) -> str:
+        """The cluster in few letters: of a spec file only its name."""
+        return cluster_name(self.cluster)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field="kind", omit_defaults=True):

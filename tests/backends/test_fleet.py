@@ -386,6 +386,8 @@ def test_a_job_goes_on_when_its_controller_is_killed(tmp_path: Path) -> None:
 
 def test_a_job_that_has_ended_meanwhile_is_found(tmp_path: Path) -> None:
     _killed_spawner(tmp_path, 40)
+    # Not the command lines: a process that is about to end has none any more.
+    eventually(lambda: (owner := owner_of(tmp_path / "job-1" / "job-1.1")) is not None and not owner.is_alive)
     eventually(lambda: not processes(tmp_path))
 
     async def scenario() -> None:

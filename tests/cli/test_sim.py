@@ -217,6 +217,43 @@ def test_a_process_that_dies_costs_its_own_figures_only(place: Path) -> None:
     assert (other.problem, other.values["num_jobs"]) == (None, 10)
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc for a process's signals")
+def test_a_process_never_hears_ctrl_c_not_even_while_it_starts() -> None:
+    from melodeon.cli.simruns import _Desk
+
+    desk = _Desk([], [], lambda *_: None)
+    try:
+        desk.hire()
+        (process,) = desk._workers.values()
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    finally:
+        desk.close()
+    (blocked,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk")]
+    assert blocked >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "the parent still hears it"
+
+
+def test_a_title_fits_eighty_columns(place: Path, melodeon: Melodeon) -> None:
+    folder = place / "a_folder_with_a_name_that_is_long" / "and_another_one_in_it_with_a_longer_one"
+    folder.mkdir(parents=True)
+    (folder / "spec.csv").write_text("num_switch,num_node_p_switch,num_gpu_p_node\n1,2,4\n")
+    (place / "one.csv").write_text(HEAD + row_of(0))
+    policy = "elasticflow:reserve=2:quote=no"
+    code, out, _ = melodeon("sim", "one.csv", "-c", folder / "spec.csv", "-p", policy, "-j", 1, "--save", "kept")
+    assert (code, out.splitlines()[0]) == (0, "one: 1 job on spec.csv, seed 0, a decision every 60 s at most")
+    told = melodeon("explain", "kept", "job0")[1].splitlines()[0]
+    assert told == f"job job0 of one under {policy} on spec.csv"
+    assert melodeon("plot", "kept", "-o", "x.svg")[0] == 0
+    assert f"one under {policy} on spec.csv: devices over time" in Path("x.svg").read_text()
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(9.998 * 86_400, "10.0 d"), (59.7, "1.0 min"), (99.97 * 3600, "4.17 d")])
+def test_lengths_are_rounded_to_three_digits_and_into_the_next_unit(seconds: float, said: str) -> None:
+    from melodeon.cli.simtable import _length
+
+    assert _length(seconds) == said
+
+
 def test_a_simulation_imports_neither_torch_nor_numpy(trace: Path) -> None:
     program = (
         "import sys; from melodeon.cli.main import app;"
