@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -187,3 +188,10 @@ def test_an_address_left_behind_is_not_alive(state: Path) -> None:
     assert (state / "address.json").exists(), "what another has said is not taken away"
     address.withdraw(gone)
     assert not (state / "address.json").exists()
+
+
+def test_answers_do_not_wait_for_receipts() -> None:
+    with service._listen("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
+        guest, _ = door.accept()
+        with guest:
+            assert guest.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
