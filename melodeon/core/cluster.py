@@ -92,7 +92,7 @@ class Cluster:
     @property
     def num_devices(self) -> int:
         """Devices on nodes that are up, of all types."""
-        return sum(count for _, count in self.capacity)
+        return sum([count for _, count in self.capacity])
 
     def count(self, kind: DeviceType) -> int:
         """Devices of one type on nodes that are up."""

@@ -39,7 +39,7 @@ class JobState(msgspec.Struct, frozen=True):
     @property
     def num_devices(self) -> int:
         """Devices of all types that it holds now."""
-        return sum(count for _, count in self.counts)
+        return sum([count for _, count in self.counts])
 
     def held(self, kind: DeviceType) -> int:
         """Devices of one type that it holds now."""

@@ -27,7 +27,7 @@ class Share(msgspec.Struct, frozen=True):
     @property
     def num_devices(self) -> int:
         """Devices of all types."""
-        return sum(count for _, count in self.counts)
+        return sum([count for _, count in self.counts])
 
 
 class Block(msgspec.Struct, frozen=True, order=True):

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from melodeon.placement.topology import Run
 
+Piece = tuple[int, int]
+"""(start, size) of a block."""
 
-def aligned(start: int, stop: int) -> Iterator[Run]:
+
+def aligned(start: int, stop: int) -> Iterator[Piece]:
     """Cut a run of slots into the fewest aligned power-of-two blocks, as (start, size)."""
     while start < stop:
         size = start & -start
@@ -30,8 +33,8 @@ def powers(count: int) -> tuple[int, ...]:
 class FreeBlocks:
     """The free blocks of one line. Mutable, and private to one placement."""
 
-    def __init__(self, usable: Sequence[Run], taken: Iterable[Run]) -> None:
-        """`usable` are (start, stop) runs, `taken` (start, size) blocks inside them; both ascending and apart."""
+    def __init__(self, usable: Sequence[Run], taken: Iterable[Piece]) -> None:
+        """`taken` lie inside `usable`; both ascending and apart."""
         self._starts: list[list[int]] = [[] for _ in range(usable[-1][1].bit_length())] if usable else []
         """`_starts[k]` holds the first slots of the free blocks of `2**k` slots, ascending."""
         self.count = 0

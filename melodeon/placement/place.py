@@ -4,8 +4,8 @@ Jobs whose count did not change stay where they are unless room must be made. Ro
 aligned region of `n` slots whose occupants are cheapest to move; these are smaller than `n` and are placed again the
 same way. On nodes with a power of two of devices this always succeeds for power-of-two shares when enough devices are
 free: some region of `n` is not held by blocks of `n` or more, and what leaves it needs no more than what is still free.
-Where nodes have other sizes, or pinned jobs are in the way, a block may have to be split; the job is then scattered,
-but never refused.
+Where nodes have other sizes or are down, or pinned jobs are in the way, a block may have to be split; the job is then
+scattered, but never refused. A share that is no power of two is placed as blocks of its binary digits, each best fit.
 """
 
 from bisect import bisect_right
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Block, Placement, Share
-from melodeon.placement.buddy import FreeBlocks, powers
-from melodeon.placement.topology import Line, Run, topology_of, whole
+from melodeon.placement.buddy import FreeBlocks, Piece, powers
+from melodeon.placement.topology import Line, topology_of, whole
 
 RESIZED_COST = 0.01
 """A job that changes in this round pauses anyway: where it goes is nearly free."""
@@ -89,7 +89,7 @@ class _Packing:
     def run(self) -> dict[JobId, Placement]:
         """Place everything and say where each job is."""
         changed: list[JobId] = []
-        taken: list[Run] = []
+        taken: list[Piece] = []
         owner, settled, usable = self._owner, self._settled, self._line.usable
         first, last = usable[0] if len(usable) == 1 else (0, 0)
         for job, count in self._wanted.items():
@@ -129,7 +129,7 @@ class _Packing:
         found.update({job: whole(blocks) for job, blocks in moved.items()})
         return found
 
-    def _keep(self, held: list[Run], count: int) -> list[Run] | None:
+    def _keep(self, held: list[Piece], count: int) -> list[Piece] | None:
         """The part of its blocks that a job keeps; None: it must be placed anew."""
         if not held:
             return None
@@ -141,14 +141,14 @@ class _Packing:
         if len(held) == 1 and not count & (count - 1):
             return [(held[0][0], count)]
         own = FreeBlocks([(start, start + size) for start, size in sorted(held)], [])
-        kept: list[Run] = []
+        kept: list[Piece] = []
         for piece in powers(count):
             _carve(own, piece, kept)
         return kept
 
-    def _all_usable(self, runs: list[Run]) -> bool:
+    def _all_usable(self, pieces: list[Piece]) -> bool:
         usable = self._line.usable
-        for start, size in runs:
+        for start, size in pieces:
             index = bisect_right(usable, (start, self._line.size)) - 1
             if index < 0 or usable[index][1] < start + size:
                 return False
@@ -203,7 +203,7 @@ class _Packing:
         return None
 
 
-def _carve(free: FreeBlocks, size: int, into: list[Run]) -> None:
+def _carve(free: FreeBlocks, size: int, into: list[Piece]) -> None:
     start = free.take(size)
     if start is not None:
         into.append((start, size))

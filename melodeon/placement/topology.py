@@ -5,15 +5,17 @@ Two devices are close exactly when a small aligned run holds both, so a buddy bl
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 
 from melodeon.core.cluster import Cluster, DeviceType, Node
 from melodeon.core.plan import Block, Placement
 
 Run = tuple[int, int]
-"""(start, stop) of slots."""
+"""(start, stop) of slots that lie side by side."""
+_first: Callable[[tuple[int, Node]], int] = itemgetter(0)
 
 
 def power_at_least(number: int) -> int:
@@ -35,7 +37,7 @@ class Line:
 
     def node_of(self, slot: int) -> tuple[int, Node]:
         """The node that holds a slot, and its first slot."""
-        return self.nodes[bisect_right(self.nodes, slot, key=lambda pair: pair[0]) - 1]
+        return self.nodes[bisect_right(self.nodes, slot, key=_first) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,11 @@ class Topology:
         """The nodes that a job runs on, each once."""
         seen: dict[str, Node] = {}
         for block in placement:
-            for first, node in self.line(block.kind).nodes:
-                if first < block.start + block.size and block.start < first + node.num_devices:
-                    seen[node.id] = node
+            nodes = self.line(block.kind).nodes
+            index = bisect_right(nodes, block.start, key=_first) - 1
+            while index < len(nodes) and nodes[index][0] < block.start + block.size:
+                seen[nodes[index][1].id] = nodes[index][1]
+                index += 1
         return tuple(seen.values())
 
     def devices_of(self, placement: Placement) -> tuple[tuple[Node, int], ...]:
@@ -68,17 +72,22 @@ class Topology:
         return tuple(found)
 
     def is_compact(self, placement: Placement) -> bool:
-        """Whether a job spans no more nodes than its number of devices needs."""
+        """Whether a job spans no more nodes of a type than its number of devices of it needs."""
+        if len(placement) <= 1:
+            return True
+        by_kind: dict[DeviceType, list[Block]] = {}
+        for block in placement:
+            by_kind.setdefault(block.kind, []).append(block)
+        return all(self._is_compact_on_its_type(tuple(blocks)) for blocks in by_kind.values())
+
+    def _is_compact_on_its_type(self, placement: Placement) -> bool:
         if len(placement) <= 1:
             return True
         nodes = self.nodes_of(placement)
         needed = sum(block.size for block in placement)
         sizes = sorted((node.num_devices for node in nodes), reverse=True)
-        least = 0
-        while needed > 0:
-            needed -= sizes[least]
-            least += 1
-        return len(nodes) <= least
+        # The largest nodes but one must not be enough: then every node is needed.
+        return sum(sizes[:-1]) < needed
 
 
 _latest: list[tuple[Cluster, Topology]] = []
@@ -87,8 +96,9 @@ _latest: list[tuple[Cluster, Topology]] = []
 
 def topology_of(cluster: Cluster) -> Topology:
     """Lay a cluster's nodes out on lines, rack by rack."""
-    if _latest and _latest[0][0] is cluster:
-        return _latest[0][1]
+    for latest, found in _latest:  # read once: another thread may put its own there meanwhile
+        if latest is cluster:
+            return found
     found = _laid_out(cluster)
     _latest[:] = [(cluster, found)]
     return found

@@ -35,6 +35,8 @@ class Outlook(msgspec.Struct, frozen=True):
     """What `steps` were made from."""
     steps: tuple[Step, ...]
     """Everything that it could be given beyond its promise for this moment."""
+    known: dict[Stand, tuple[Step, ...]]
+    """Its steps from every stand so far: jobs come back to where they stood before."""
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -70,7 +72,7 @@ def allocate(
     memory = cast(Memory, pool.memory or {})
     outlooks = _outlooks(pool, jobs, kind, memory)
     steps: list[Step] = []
-    for outlook in outlooks.values():
+    for _, _, outlook in outlooks:
         steps += outlook.steps
         count -= outlook.promised
     stretched: dict[JobId, Member] = {}
@@ -91,8 +93,8 @@ def allocate(
     given: dict[JobId, Given] = {}
     shares: dict[JobId, Share] = {}
     wake_at = INFINITE
-    for name, outlook in outlooks.items():
-        entry, step = memory.get(name), taken.get(name)
+    for name, entry, outlook in outlooks:
+        step = taken.get(name)
         if entry is None or entry.outlook is not outlook or entry.step is not step:
             entry = _given(members[name], outlook, step, kind, jobs[name], now, entry)
         given[name] = entry
@@ -105,9 +107,11 @@ def allocate(
     return Taken(after, shares, wake_at)
 
 
-def _outlooks(pool: Pool, jobs: Mapping[JobId, JobState], kind: DeviceType, memory: Memory) -> dict[JobId, Outlook]:
-    """Everybody's outlook; as in the last round where nothing is new."""
-    now, outlooks = pool.at_s, {}
+def _outlooks(
+    pool: Pool, jobs: Mapping[JobId, JobState], kind: DeviceType, memory: Memory
+) -> list[tuple[JobId, Given | None, Outlook]]:
+    """What everybody was given in the last round, and the outlook now: as it was then where nothing is new."""
+    now, late, outlooks = pool.at_s, pool.late, []
     for name, member in pool.members.items():
         before, job = memory.get(name), jobs[name]
         outlook = before.outlook if before else None
@@ -119,8 +123,8 @@ def _outlooks(pool: Pool, jobs: Mapping[JobId, JobState], kind: DeviceType, memo
             # A plan of the same blocks and slack is one for the same work.
             or outlook.plan != member.plan
         ):
-            outlook = _outlook(member, job, kind, now, name in pool.late, outlook)
-        outlooks[name] = outlook
+            outlook = _outlook(member, job, kind, now, name in late, outlook)
+        outlooks.append((name, before, outlook))
     return outlooks
 
 
@@ -142,8 +146,11 @@ def _outlook(
     counts = job.counts
     held = counts[0][1] if len(counts) == 1 and counts[0][0] == kind else job.held(kind)
     stand = (base, held, rigid, plan.level, late)
-    steps = before.steps if before is not None and before.stand == stand else _steps(ask, *stand)
-    return Outlook(plan, counts, job.resume_s, calm_s, promised, stand, steps)
+    known = before.known if before is not None else {}
+    steps = known.get(stand)
+    if steps is None:
+        steps = known[stand] = _steps(ask, *stand)
+    return Outlook(plan, counts, job.resume_s, calm_s, promised, stand, steps, known)
 
 
 def _given(
@@ -162,9 +169,15 @@ def _given(
         workers = ask.ladder.levels[level - 1]
     pinned, wake_s = False, INFINITE
     if plan.blocks:
-        # Pinned: a migration would cost it more than it can lose.
-        pinned = level > 0 and _at_risk(plan, ask, now_s, level)
-        wake_s = _due(plan, ask, job, level, workers, now_s)
+        start, _, wanted = plan.blocks[0]
+        if level and start < now_s + ask.pauses[level - 1]:
+            # Pinned: a migration would cost it more than it can lose.
+            pinned = _at_risk(plan, ask, now_s, level)
+        if start > now_s and wanted > workers:
+            wake_s = _due(plan, ask, job, level, now_s)
+        elif len(plan.blocks) > 1:
+            later_s = plan.next_above(now_s, workers)
+            wake_s = INFINITE if later_s is None else later_s
     told = (step, outlook.promised, pinned, late)
     if before is not None and before.told == told:
         share = before.share
@@ -174,12 +187,9 @@ def _given(
     return Given(outlook, step, told, share, wake_s)
 
 
-def _due(plan: Reservation, ask: Ask, job: JobState, level: int, workers: int, now_s: float) -> float:
-    """When a promise needs more than the `workers` of `level`: what the job trains until then puts its start off."""
+def _due(plan: Reservation, ask: Ask, job: JobState, level: int, now_s: float) -> float:
+    """When a promise that lies ahead needs more than `level`: what the job trains until then puts its start off."""
     start, stop, wanted = plan.blocks[0]
-    if start <= now_s or wanted <= workers:
-        later_s = plan.next_above(now_s, workers) if len(plan.blocks) > 1 else None
-        return INFINITE if later_s is None else later_s
     if not level:
         return start
     rate, promised = ask.ladder.rates[level - 1], ask.ladder.rate(wanted)

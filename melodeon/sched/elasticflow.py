@@ -99,13 +99,12 @@ class ElasticFlow:
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """The promises for this moment, and the rest by marginal return."""
-        pools = self._current(view, state)
+        pools, grid = self._current(view, state), Grid.of(view.now_s, view.slot_s)
         shares: dict[JobId, Share] = {}
         after: dict[DeviceType, Pool] = {}
         wake_at = INFINITE
-        for kind, pool in pools.items():
-            grid, count = Grid.of(view.now_s, view.slot_s), view.cluster.count(kind)
-            taken = allocate(pool, view.jobs, _asking(view, kind), kind, count, grid)
+        for kind, count in view.cluster.capacity:
+            taken = allocate(pools[kind], view.jobs, _asking(view, kind), kind, count, grid)
             after[kind] = taken.pool
             shares.update(taken.shares)
             wake_at = min(wake_at, taken.wake_at)

@@ -100,20 +100,25 @@ def advance(old: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid
                 reserve(profile, member.plan, -1)
                 del members[name]
     for name, member in members.items():
-        if member.plan.blocks and not _holds(member, job := jobs[name], now):
-            ask = ask_of(job, member.ask)
-            start, _, workers = member.plan.blocks[0]
-            if start <= now and ask.held < workers:
-                # It must be given more now, unless jobs that ran ahead of their promises have left room for later.
-                return _refreshed(old, jobs, ask_of, grid, capacity, spare)
-            reserve(profile, member.plan, -1)
-            plan = fill(profile, ask, grid, spare)
-            if plan is None:
-                plan = (fill(profile, ask, grid) if spare else None) or kept(member.plan, ask, grid)
-            if plan is None:
-                return _refreshed(old, jobs, ask_of, grid, capacity, spare)
-            reserve(profile, plan)
-            members[name] = Member(member.goal, plan, ask, now)
+        if not member.plan.blocks:
+            continue
+        job, (start, _, workers) = jobs[name], member.plan.blocks[0]
+        work = (job.spec.iterations - job.done) / job.speed
+        # A promise that has not fallen due is good while it is enough.
+        if _is_kept(member, job, work, now) if start <= now else work <= member.ask.work:
+            continue
+        ask = ask_of(job, member.ask)
+        if start <= now and ask.held < workers:
+            # It must be given more now, unless jobs that ran ahead of their promises have left room for later.
+            return _refreshed(old, jobs, ask_of, grid, capacity, spare)
+        reserve(profile, member.plan, -1)
+        plan = fill(profile, ask, grid, spare)
+        if plan is None:
+            plan = (fill(profile, ask, grid) if spare else None) or kept(member.plan, ask, grid)
+        if plan is None:
+            return _refreshed(old, jobs, ask_of, grid, capacity, spare)
+        reserve(profile, plan)
+        members[name] = Member(member.goal, plan, ask, now)
     return Pool(now, members, old.late, profile, False, False, old.memory)
 
 
@@ -185,14 +190,11 @@ def _refreshed(
 _DEADLINE = attrgetter("deadline_s")
 
 
-def _holds(member: Member, job: JobState, now_s: float) -> bool:
-    """Whether a job's promise is still enough for it and has not fallen due, or is being kept just as planned."""
-    plan, ask = member.plan, member.ask
-    work = (job.spec.iterations - job.done) / job.speed
-    start, _, workers = plan.blocks[0]
-    if start > now_s:
-        return work <= ask.work
-    if len(plan.blocks) > 1 or ask.held != workers or job.resume_s != ask.resume_s:
+def _is_kept(member: Member, job: JobState, work: float, now_s: float) -> bool:
+    """Whether a promise that has fallen due is being kept just as planned."""
+    blocks, ask = member.plan.blocks, member.ask
+    workers = blocks[0][2]
+    if len(blocks) > 1 or ask.held != workers or job.resume_s != ask.resume_s:
         return False
     expected = ask.work - ask.ladder.rate(workers) * max(0.0, now_s - max(member.at_s, ask.resume_s))
     return job.num_devices == workers and work <= expected + _CLOSE * ask.work

@@ -56,19 +56,15 @@ class LiveJob:
         self.finish_s = NEVER
         self.num_resizes = self.num_migrations = self.num_suspensions = 0
 
-    def done_at(self, now_s: float) -> float:
-        """Iterations trained by a moment after the last change."""
-        running = now_s - self.resume_s
-        return self.done + self.rate * running if running > 0 and self.rate else self.done
-
     def settle(self, now_s: float) -> None:
         """Bring the books up to a moment."""
-        self.done = min(self.done_at(now_s), self.spec.iterations)
-        held_s = now_s - self.changed_s
-        self.service_s += self.num_devices * held_s
-        if self.rate:
-            self.effective_s += max(0.0, now_s - max(self.resume_s, self.changed_s)) * self.rate / self.rate_alone
-        self.resume_s = max(self.resume_s, now_s)
+        self.service_s += self.num_devices * (now_s - self.changed_s)
+        running_s = now_s - self.resume_s
+        if running_s > 0:
+            if self.rate:
+                self.done = min(self.done + self.rate * running_s, self.spec.iterations)
+                self.effective_s += running_s * self.rate / self.rate_alone
+            self.resume_s = now_s
         self.changed_s = now_s
 
     def hold(

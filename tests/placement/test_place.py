@@ -164,6 +164,20 @@ def test_types_are_placed_apart() -> None:
     assert {(b.kind, b.size) for b in placed.placements[JobId("a")]} == {("V100", 2), ("T4", 4)}
 
 
+def test_a_job_of_two_types_is_compact_when_it_is_so_on_each() -> None:
+    v100, t4 = DeviceType("V100"), DeviceType("T4")
+    topology = topology_of(Cluster.parse("1x8:V100,2x4:T4"))
+    assert topology.is_compact((Block(t4, 0, 2), Block(v100, 0, 2))), "no node has both types"
+    assert not topology.is_compact((Block(t4, 0, 1), Block(t4, 4, 1), Block(v100, 0, 2)))
+
+
+@given(odd_clusters(), st.data())
+def test_a_placement_s_nodes_are_those_of_its_devices(cluster: Cluster, data: st.DataObject) -> None:
+    wanted = share("a", data.draw(st.integers(1, cluster.num_devices)))
+    topology, placement = topology_of(cluster), place(cluster, {}, [wanted]).placements[wanted.job]
+    assert topology.nodes_of(placement) == tuple(dict.fromkeys(node for node, _ in topology.devices_of(placement)))
+
+
 def test_more_than_there_is_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="5 gpu devices wanted, 4 are free"):
         place(Cluster.parse("1x4"), {}, [share("a", 5)])
