@@ -4,10 +4,11 @@ import os
 import pwd
 import resource
 
+from melodeon.coord.niceness import stand_back
 from melodeon.core.errors import UsageError
 
 MOST_FILES = 1 << 16
-BEHIND = 5
+BEHIND = 10
 """How nice jobs are: on a machine that they keep busy, people are answered first."""
 
 
@@ -18,7 +19,7 @@ def apply(*, memory: int | None = None, cuda: bool = False) -> None:
     Memory counts as address space. CUDA reserves far more of that than it ever uses, so there what counts is memory
     that can be written to.
     """
-    os.setpriority(os.PRIO_PROCESS, 0, max(BEHIND, os.getpriority(os.PRIO_PROCESS, 0)))
+    stand_back(BEHIND)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)

@@ -29,6 +29,7 @@ from melodeon.coord.failpoint import failpoint, identify
 from melodeon.coord.lastwords import read_last_words
 from melodeon.coord.lines import Brood, Line, Spoken, Watch
 from melodeon.coord.messages import Ask, Orders, Status
+from melodeon.coord.niceness import stand_back
 from melodeon.coord.store import LeaseLost, Store, StoreError, StoreUnreachable, open_store
 from melodeon.core.errors import MelodeonError
 
@@ -291,6 +292,7 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         config = read_config(Path(argv[1]))
+        stand_back()
         return asyncio.run(_run(config))
     except MelodeonError as error:
         sys.stderr.write(f"error: {error}\n")

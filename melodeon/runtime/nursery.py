@@ -23,6 +23,7 @@ from typing import NoReturn
 from melodeon.coord.failpoint import failpoint, identify
 from melodeon.coord.lines import Brood, Start
 from melodeon.coord.marks import begin_mark, kill_group, write_mark
+from melodeon.coord.niceness import stand_back
 from melodeon.coord.wire import Frames, pack
 from melodeon.runtime import lifeline, nursery_child
 
@@ -133,6 +134,7 @@ class Nursery:
         code = 1
         try:
             os.setsid()
+            stand_back()
             write_mark(Path(order.mark))
             self._forget()
             identify(str(order.worker))
@@ -203,6 +205,7 @@ def main() -> None:
     parser.add_argument("--lifeline", type=int)
     parser.add_argument("--preload", default=",".join(PRELOAD))
     options = parser.parse_args()
+    stand_back()
     for name in filter(None, options.preload.split(",")):
         importlib.import_module(name)
     # What is here stays, in every child: collecting it again would only copy its pages.

@@ -8,7 +8,6 @@ Entering a view is the same for both, and for newcomers: everybody says how many
 number wins; who has less copies the state from who has it. If nobody has any, the job begins.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from melodeon.coord.failpoint import failpoint
 from melodeon.coord.messages import Phase
+from melodeon.coord.niceness import stand_back
 from melodeon.core.errors import WorkerLost
 from melodeon.core.replication import Place, plan
 from melodeon.core.view import View
@@ -31,7 +31,7 @@ from melodeon.runtime.transfer import Door, describe, furnish, replicate
 
 NOTHING = -1
 """Steps committed by a worker that has no state."""
-_LEAVING_NICE = 10
+_LEAVING_NICE = 15
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +204,7 @@ class Views:
     def _leave(self) -> None:
         """Nobody needs this worker any more."""
         failpoint("view.leave")
-        os.nice(_LEAVING_NICE)  # its end takes time of processors that the others train on
+        stand_back(_LEAVING_NICE)  # its end takes time of processors that the others train on
         self._trainer.part()
         raise SystemExit(0)
 
