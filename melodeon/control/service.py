@@ -25,6 +25,7 @@ from melodeon.control.api.guard import ANY, LOOPBACK
 from melodeon.control.api.stream import Hub
 from melodeon.control.controller import Controller
 from melodeon.control.store import Store
+from melodeon.control.tidying import tidied
 from melodeon.core.errors import UsageError
 from melodeon.sched.quota import Quota
 from melodeon.sched.registry import make_policy
@@ -139,7 +140,7 @@ async def _run(controller: Controller, server: "_Server", hub: Hub, sock: socket
         hub.close()
         server.should_exit = True
 
-    with _signals(loop, stop):
+    with _signals(loop, stop), tidied():
         try:
             await asyncio.wait({deciding, serving}, return_when=asyncio.FIRST_COMPLETED)
             stop()
