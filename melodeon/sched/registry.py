@@ -1,5 +1,6 @@
 """Policies by name. A policy's module is imported when it is first asked for, so that starting stays quick."""
 
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from typing import cast
@@ -42,7 +43,13 @@ def make_policy(name: str, **options: object) -> Policy:
         raise UsageError(f"policy {name!r} is not known: {hint}the policies are {', '.join(sorted(POLICIES))}")
     module, _, attribute = POLICIES[name].partition(":")
     made = getattr(import_module(module), attribute)
+    known = [field.name for field in fields(made)]
+    for option in options:
+        if option not in known:
+            takes = f"choose of {', '.join(known)}" if known else "it has none"
+            raise UsageError(f"policy {name!r} has no option {option!r}: {takes}")
     try:
         return cast(Policy, made(**options))
     except TypeError as error:
-        raise UsageError(f"policy {name!r} does not take {sorted(options)}: {error}") from error
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise UsageError(f"policy {name!r} cannot be had with {given}: {error}") from error
