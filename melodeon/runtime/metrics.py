@@ -83,7 +83,9 @@ class Metrics:
         failpoint("boundary.metrics")
         for step in sorted(merged):
             row: Row = {"step": step + 1, "epoch": self._epochs.get(step, 0)}
-            row |= {name: mean(cell, self.width(step)) for name, cell in sorted(merged[step].items())}
+            # Of a step in which a worker was lost, all that is left may be the word of those who had no samples.
+            told = {name: cell for name, cell in sorted(merged[step].items()) if any(w for w, _ in cell.values())}
+            row |= {name: mean(cell, self.width(step)) for name, cell in told.items()}
             self.latest = row
             self._emit(row)
         self._epochs = {}

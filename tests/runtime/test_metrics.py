@@ -61,6 +61,14 @@ def test_a_script_is_quiet_only_after_a_whole_step_without_a_word() -> None:
     assert not metrics.quiet
 
 
+def test_of_those_without_samples_alone_nothing_is_told() -> None:
+    rows: list[Row] = []
+    metrics = Metrics(Group(0, 1), 4, 1, rows.append)
+    metrics.add(0, 0, 3, 0.0, {"loss": 1.0})
+    metrics.boundary(1)
+    assert rows == [{"step": 1, "epoch": 0}]
+
+
 def test_a_value_is_kept_as_it_was_logged() -> None:
     rows: list[Row] = []
     metrics = Metrics(Group(0, 1), 1, 1, rows.append)
