@@ -67,6 +67,8 @@ class Elastic:
     """An etcd's URL; None: the launcher hosts a store."""
     preload: tuple[str, ...] | None = None
     """Modules to import before workers are made; None: what training needs."""
+    zygote: str = ""
+    """The name of a process that nurseries can be forked of; empty: there is none."""
     ttl_s: float = 3.0
     silence_s: float = 5.0
     resend_s: float = 0.5
@@ -178,6 +180,7 @@ class _Job:
                 launch=asdict(replace(self._launch, host=host if len(set(elastic.hosts)) > 1 else "")),
                 job_config=elastic.job,
                 preload=elastic.preload,
+                zygote=elastic.zygote,
                 lifeline_fd=lifeline,
                 ttl_s=elastic.ttl_s,
                 silence_s=elastic.silence_s,

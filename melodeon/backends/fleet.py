@@ -29,6 +29,7 @@ from melodeon.backends.fleet_job import Watched, order_of
 from melodeon.backends.fleet_logs import read_logs
 from melodeon.backends.fleet_values import LaunchOrder, Seen, Slots
 from melodeon.backends.launcher import AGENT
+from melodeon.backends.warmth import Warmth
 from melodeon.core.errors import MelodeonError, NotFound, Unreachable, UsageError
 from melodeon.core.service import LogChunk
 
@@ -54,8 +55,10 @@ Key = tuple[str, int]
 class Fleet:
     """The jobs of one controller on this machine; see `FleetLike`."""
 
-    def __init__(self, devices: Devices | None = None, *, run_as: str = "") -> None:
+    def __init__(self, devices: Devices | None = None, *, run_as: str = "", state_dir: Path | None = None) -> None:
+        """With a `state_dir` jobs start at once: a process that has imported torch is kept, and its log is there."""
         self._cuda = dict(devices.cuda) if devices else {}
+        self._warmth = Warmth(_environment(), state_dir / "zygote.log", user=run_as) if state_dir else None
         self._run_as = run_as
         self._jobs: dict[Key, Watched] = {}
         self._running: dict[Key, Watched] = {}
@@ -64,6 +67,7 @@ class Fleet:
         self._watching: asyncio.Task[None] | None = None
         self._asking: dict[Key, asyncio.Task[None]] = {}
         self._lines = asyncio.Semaphore(MOST_ASKED)
+        self._zygote()  # now, so that the first job finds it ready
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -78,6 +82,7 @@ class Fleet:
             workdir=str(Path(order.workdir).absolute()),
             cuda=order.cuda or self._cuda,
             run_as=order.run_as or self._run_as,
+            zygote=self._zygote(),
         )
         job = self._add(Watched(order, on_end=self._on_end))
         try:
@@ -186,6 +191,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Let go of everything; jobs go on."""
+        if self._warmth is not None:
+            self._warmth.close()
         tasks = [task for task in (self._watching, *self._asking.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -220,6 +227,12 @@ class Fleet:
                     job.heard((await ask(job.entry.agents, "status")).values)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _zygote(self) -> str:
+        try:
+            return "" if self._warmth is None else self._warmth.name()
+        except OSError:
+            return ""  # jobs can do without
 
     def _add(self, job: Watched) -> Watched:
         key = (job.order.job, job.order.incarnation)

@@ -79,6 +79,8 @@ class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The operating system's user that it runs as; empty: the controller's. Set by the fleet."""
     preload: tuple[str, ...] | None = None
     """Modules to import before workers are made; None: what training needs."""
+    zygote: str = ""
+    """The name of a process that its nursery can be forked of; empty: there is none. Set by the fleet."""
 
     @property
     def name(self) -> str:

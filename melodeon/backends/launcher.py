@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from pwd import struct_passwd
 
-from melodeon.backends import limits
 from melodeon.backends.devices import SlotMap
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.fleet_folder import Owner, read_order, take
@@ -23,7 +22,7 @@ from melodeon.backends.fleet_values import LaunchOrder
 from melodeon.backends.local import Event
 from melodeon.backends.outcome import Outcome
 from melodeon.backends.runs import write_record
-from melodeon.coord import registry
+from melodeon.coord import limits, registry
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig
 from melodeon.core.errors import MelodeonError, UsageError
@@ -115,7 +114,7 @@ def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last:
         order.argv,
         launch_of(order, pin=not cuda and devices.size[False] <= _cores()),
         run_dir,
-        Elastic(job=job_config(order, slots), slots=devices.size[cuda], preload=order.preload),
+        Elastic(job=job_config(order, slots), slots=devices.size[cuda], preload=order.preload, zygote=order.zygote),
         env={**order.env, **devices.environment(cuda=cuda)},
         on_event=listen,
     )

@@ -61,13 +61,13 @@ def run_local(
         return judge(crew.exits, crew.errors, cancelled=crew.cancelled)
 
 
-def worker_env(launch: Launch, extra: Mapping[str, str]) -> dict[str, str]:
-    """A worker's whole environment."""
+def worker_env(launch: Launch, extra: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A worker's whole environment, given what it inherits: by default from this process."""
     level = level_env(launch.determinism, launch.threads) if launch.determinism else {}
     return {
         # Host names often resolve to an address that gloo cannot bind; local workers only need the loopback.
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-        **os.environ,
+        **(os.environ if inherited is None else inherited),
         "PYTHONUNBUFFERED": "1",
         **level,
         **extra,

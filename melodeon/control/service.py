@@ -94,7 +94,7 @@ async def serve(config: ServeConfig, ready: Callable[[Ready], None] | None = Non
         sock = undo.enter_context(_listen(config.host, config.port))
         controller = Controller(
             store,
-            Fleet(devices, run_as=config.run_as),
+            Fleet(devices, run_as=config.run_as, state_dir=state),
             devices.cluster,
             policy=config.policy,
             state_dir=state,

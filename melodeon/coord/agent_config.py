@@ -41,6 +41,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """For the master, if this agent comes to run it."""
     preload: tuple[str, ...] | None = None
     """Modules that the nursery imports before it makes workers; None: what training needs."""
+    zygote: str = ""
+    """The name of a process that nurseries can be forked of; empty: there is none."""
     lifeline_fd: int | None = None
     """A pipe from the launcher: when it closes everything ends. None: the job outlives its launcher."""
     ttl_s: float = 3.0

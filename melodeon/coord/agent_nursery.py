@@ -3,6 +3,9 @@
 One nursery at a time, found again by its mark when the agent itself was started again. A start that was sent to a
 nursery which then died goes to the next one only if the worker's mark shows that it was never begun. If the worker may
 exist it counts as gone, and is killed if it shows up.
+
+Where the controller keeps a zygote the nursery is forked of that. If it dies before it has spoken, the next is started
+the long way.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ from melodeon.coord import wire
 from melodeon.coord.agent_config import TOKEN_VARIABLE, AgentConfig
 from melodeon.coord.lines import Brood, Start
 from melodeon.coord.marks import is_begun, kill_group, last_line, read_mark, write_mark
+from melodeon.coord.sprout import request_for, sprout
 
 QUICK_S = 30.0
 MOST_FAILURES, MOST_KILLS = 3, 20
@@ -41,6 +45,9 @@ class Nursery:
         self._mark = config.node_dir / "nursery.pid"
         self._log = config.node_dir / "nursery.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._sprouting: asyncio.Task[None] | None = None
+        self._early: dict[int, tuple[Brood, asyncio.StreamWriter]] = {}
+        """Who has called while it is not known yet whom the zygote has made."""
         self._pid: int | None = None
         self._ended = -1
         self._started_at = 0.0
@@ -83,6 +90,9 @@ class Nursery:
 
     def heard(self, brood: Brood, writer: asyncio.StreamWriter) -> None:
         """The nursery has spoken. One that is not ours any more (an older one, woken up) is sent away."""
+        if self._sprouting is not None:
+            self._early[brood.pid] = (brood, writer)
+            return
         if brood.pid != self._pid:
             kill_group(brood.pid)
             return
@@ -95,11 +105,15 @@ class Nursery:
 
     def hung_up(self, writer: asyncio.StreamWriter) -> None:
         """That connection is over."""
+        self._early = {pid: call for pid, call in self._early.items() if call[1] is not writer}
         if self._writer is writer:
             self._writer = None
 
     async def close(self, patience_s: float = 5.0) -> None:
         """End it, and with it the workers that it made."""
+        if self._sprouting is not None:
+            self._sprouting.cancel()
+            await asyncio.gather(self._sprouting, return_exceptions=True)
         if self._pid is None:
             return
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
@@ -128,25 +142,64 @@ class Nursery:
             self._writer.write(wire.pack(order))
 
     def _launch(self) -> None:
+        if self._config.zygote and not self._quick_deaths:
+            self._sprouting = asyncio.create_task(self._sprout())
+        else:
+            self._spawn()
+
+    async def _sprout(self) -> None:
         config = self._config
-        env = {**os.environ, **config.env}
-        env.pop(TOKEN_VARIABLE, None)  # scripts have no business with it
+        with self._log.open("ab") as log:
+            fds = [log.fileno(), *self._lifeline()]
+            made = await sprout(config.zygote, request_for(config.socket, self._env(), config.preload), fds)
+            if made.refused:
+                log.write(f"torch is imported here, since {config.zygote} is of no use: {made.refused}\n".encode())
+        self._sprouting = None
+        try:
+            self._adopt(made.pid)
+        except OSError as error:
+            self._give_up(f"the process that is to make workers cannot be started: {error}")
+        early, self._early = self._early, {}
+        for brood, writer in early.values():
+            self.heard(brood, writer)
+
+    def _adopt(self, pid: int) -> None:
+        """Take what the zygote has made, or start one."""
+        if pid:
+            try:
+                self._watch(pid)
+            except ProcessLookupError:
+                self._quick_deaths += 1  # it has ended meanwhile
+            else:
+                write_mark(self._mark, pid)
+                return
+        self._spawn()
+
+    def _spawn(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                config.nursery_command(),
-                env=env,
+                self._config.nursery_command(),
+                env=self._env(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=() if config.lifeline_fd is None else (config.lifeline_fd,),
+                pass_fds=self._lifeline(),
                 start_new_session=True,
             )
         write_mark(self._mark, self._process.pid)
         self._watch(self._process.pid)
 
+    def _env(self) -> dict[str, str]:
+        env = {**os.environ, **self._config.env}
+        env.pop(TOKEN_VARIABLE, None)  # scripts have no business with it
+        return env
+
+    def _lifeline(self) -> tuple[int, ...]:
+        return () if self._config.lifeline_fd is None else (self._config.lifeline_fd,)
+
     def _watch(self, pid: int) -> None:
-        self._pid, self._started_at = pid, time.monotonic()
         self._ended = os.pidfd_open(pid)
+        self._pid, self._started_at = pid, time.monotonic()
         asyncio.get_running_loop().add_reader(self._ended, self._died)
 
     def _died(self) -> None:
@@ -163,10 +216,13 @@ class Nursery:
         if self._quick_deaths < (MOST_KILLS if was_killed else MOST_FAILURES):
             self._launch()
         else:
-            self._hopeless = f"{_why(code)} {self._quick_deaths} times: {last_line(self._log)} (see {self._log})"
-            self._on_hopeless(self._hopeless)
+            self._give_up(f"{_why(code)} {self._quick_deaths} times: {last_line(self._log)} (see {self._log})")
         for worker in sent.keys() - self._waiting.keys():
             self._on_unsure(worker)
+
+    def _give_up(self, why: str) -> None:
+        self._hopeless = why
+        self._on_hopeless(why)
 
 
 def _why(code: int | None) -> str:

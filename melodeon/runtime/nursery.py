@@ -17,6 +17,7 @@ import signal
 import socket
 import time
 import traceback
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -198,6 +199,23 @@ def _redirect(out: str, err: str) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644), fd)
 
 
+def preload(names: Iterable[str]) -> None:
+    """Import what all children need."""
+    for name in names:
+        importlib.import_module(name)
+    # What is here stays, in every child: collecting it again would only copy its pages.
+    gc.collect()
+    gc.freeze()
+
+
+def begin(address: str, lifeline_fd: int | None, names: Sequence[str] | None = None) -> None:
+    """Be the nursery of the agent at that address, to the end."""
+    stand_back()
+    preload(PRELOAD if names is None else names)
+    identify("nursery")
+    Nursery(address, lifeline_fd).serve()
+
+
 def main() -> None:
     """Import everything, then serve."""
     parser = argparse.ArgumentParser(prog="python -m melodeon.runtime.nursery")
@@ -205,14 +223,7 @@ def main() -> None:
     parser.add_argument("--lifeline", type=int)
     parser.add_argument("--preload", default=",".join(PRELOAD))
     options = parser.parse_args()
-    stand_back()
-    for name in filter(None, options.preload.split(",")):
-        importlib.import_module(name)
-    # What is here stays, in every child: collecting it again would only copy its pages.
-    gc.collect()
-    gc.freeze()
-    identify("nursery")
-    Nursery(options.socket, options.lifeline).serve()
+    begin(options.socket, options.lifeline, tuple(filter(None, options.preload.split(","))))
 
 
 if __name__ == "__main__":

@@ -104,11 +104,12 @@ async def watching(**options: Any) -> AsyncIterator[Watcher]:
 
 
 def processes(folder: Path) -> dict[int, str]:
-    """Everything that runs and names something in this folder, or was forked by such a process."""
+    """Everything that runs and names something in this folder, was forked by such a process, or writes there."""
     found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            pid, line = int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if str(folder) in line and pid != os.getpid() and started(pid) is not None:
+            pid, line = int(path.name), (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            is_of = str(folder) in line or (path / "fd" / "1").readlink().is_relative_to(folder)
+            if is_of and pid != os.getpid() and started(pid) is not None:
                 found[pid] = line
     return found

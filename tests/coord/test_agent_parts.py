@@ -7,11 +7,12 @@ import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 
-from melodeon.coord import agent_workers, wire
+from melodeon.coord import agent_nursery, agent_workers, wire
 from melodeon.coord.agent import Agent
 from melodeon.coord.agent_config import AgentConfig
 from melodeon.coord.agent_events import Events
@@ -21,10 +22,11 @@ from melodeon.coord.agent_state import AgentState
 from melodeon.coord.agent_workers import Workers
 from melodeon.coord.embedded import EmbeddedStore
 from melodeon.coord.embedded_server import EmbeddedServer
-from melodeon.coord.lines import Line
+from melodeon.coord.lines import Brood, Line
 from melodeon.coord.marks import read_mark, write_mark
 from melodeon.coord.master_state import JobConfig
 from melodeon.coord.messages import Phase, Report
+from melodeon.coord.sprout import Sprouted
 from melodeon.coord.store import Change, Fence, Fenced, Listing, Refused, StoreUnreachable
 
 LINES = msgspec.msgpack.Decoder(Line)
@@ -191,6 +193,41 @@ def test_closing_a_nursery_that_has_just_ended_is_quiet(tmp_path: Path) -> None:
         process.wait()
         await nursery.close()
         assert read_mark(config.node_dir / "nursery.pid") is None
+
+    asyncio.run(main())
+
+
+def test_a_nursery_that_calls_before_its_maker_has_answered_is_not_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        config = msgspec.structs.replace(make_config(tmp_path), zygote="any")
+        made, stranger = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+        answer = asyncio.Event()
+
+        async def late(*_: object) -> Sprouted:
+            await answer.wait()
+            return Sprouted(pid=made.pid)
+
+        monkeypatch.setattr(agent_nursery, "sprout", late)
+        heard: list[int] = []
+        told = asyncio.Event()
+
+        def on_brood(brood: Brood) -> None:
+            heard.append(brood.pid)
+            told.set()
+
+        nursery = Nursery(config, on_brood=on_brood, on_unsure=lambda _: None, on_hopeless=lambda _: None)
+        nursery.open()
+        writer = cast("asyncio.StreamWriter", object())
+        for process in (stranger, made):
+            nursery.heard(Brood(pid=process.pid), writer)
+        assert (heard, made.poll(), stranger.poll()) == ([], None, None)
+        answer.set()
+        await told.wait()
+        assert (heard, made.poll()) == ([made.pid], None)
+        assert stranger.wait(20) == -9
+        await asyncio.gather(nursery.close(), asyncio.to_thread(made.wait))
 
     asyncio.run(main())
 
