@@ -191,6 +191,7 @@ class Course:
             self.journal.note(unused)
         if self.elastic is not None:
             self.elastic.keep_up()
+            self.metrics.forget(self.beat.step)  # what was said in it before it was given up
         elif self.batches.due(self.beat.step) is not None:
             self.rebatch()
 
@@ -205,7 +206,6 @@ class Course:
     def drop(self) -> None:
         """A step was given up: run it again in the next view."""
         assert self.elastic is not None, "only where views change is a step given up"
-        self.metrics.forget(self.beat.step)
         self.elastic.drop()
 
     def boundary(self, loader: Loader) -> None:
@@ -393,7 +393,7 @@ class Course:
 
     def finish_together(self) -> None:
         """What the end of the training asks of all workers together."""
-        self.metrics.flush()
+        self.metrics.flush(self.beat.step)
         # Stopped by the launcher, the script has since run the end of an epoch that may not be over: the state of the
         # last boundary is the one to go on from.
         self._digest = self.keeper.finish(self.beat.step, store=not self._stopped_in_pass)

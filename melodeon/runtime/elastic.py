@@ -192,7 +192,8 @@ class Elastic:
         failpoint("view.flush")
         if self._course.beat.agreed.leaving:
             try:
-                self._course.metrics.flush()  # what a leaver has not told yet would be lost with it
+                # What a leaver has not told yet would be lost with it.
+                self._course.metrics.flush(self._course.beat.step)
             except WorkerLost:
                 self._lost = True
                 return

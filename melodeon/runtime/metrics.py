@@ -54,26 +54,31 @@ class Metrics:
         return self._passed and not self._used
 
     def forget(self, step: int) -> None:
-        """Drop what was said in a step that is not finished."""
+        """Drop what was said in a step that is begun again, or never will be."""
         self._values.pop(step, None)
 
     def boundary(self, steps_done: int) -> None:
         """A step is finished: exchange if it is time."""
         self._passed = True
         if steps_done % self._every == 0:
-            self.flush()
+            self.flush(steps_done)
 
-    def flush(self) -> None:
-        """Exchange what was collected and emit the rows. Every worker calls it at the same step."""
+    def flush(self, steps_done: int) -> None:
+        """Exchange what was collected and emit the rows. Every worker calls it at the same step.
+
+        What was said in a step that is not done stays here: it may have been given up, and is said again if so. It was
+        not if others turn out to have finished it.
+        """
         mine = {
             str(step): {
                 name: {str(rank): [weight, float(value)] for rank, (weight, value) in by_rank.items()}
                 for name, by_rank in names.items()
             }
             for step, names in self._values.items()
+            if step < steps_done
         }
         payloads = self.group.gather_bytes(json.dumps(mine).encode())  # if it fails, all is told with the next
-        self._values = {}
+        self._values = {step: names for step, names in self._values.items() if step >= steps_done}
         merged: dict[int, dict[str, dict[int, tuple[float, float]]]] = {}
         for payload in payloads:
             for step, names in json.loads(payload).items():
@@ -88,7 +93,7 @@ class Metrics:
             row |= {name: mean(cell, self.width(step)) for name, cell in told.items()}
             self.latest = row
             self._emit(row)
-        self._epochs = {}
+        self._epochs = {step: epoch for step, epoch in self._epochs.items() if step >= steps_done}
 
 
 def _number(name: str, value: object) -> torch.Tensor | float:

@@ -76,7 +76,7 @@ def test_a_value_is_kept_as_it_was_logged() -> None:
     metrics.add(0, 0, 0, 1.0, {"value": value})
     with torch.no_grad():
         value.fill_(9.0)
-    metrics.flush()
+    metrics.flush(1)
     assert rows == [{"step": 1, "epoch": 0, "value": 2.0}]
 
 
@@ -87,9 +87,20 @@ def test_a_second_value_replaces_and_a_dropped_step_is_forgotten() -> None:
     metrics.add(0, 0, 0, 1.0, {"value": True})
     metrics.add(1, 0, 0, 1.0, {"value": 3.0})
     metrics.forget(1)
-    metrics.flush()
+    metrics.flush(2)
     assert rows == [{"step": 1, "epoch": 0, "value": 1.0}]
     assert metrics.latest == rows[-1]
+
+
+def test_what_was_said_in_a_step_that_others_finished_is_told_and_no_other_before_it_is_done() -> None:
+    rows: list[Row] = []
+    metrics = Metrics(Group(0, 1), 1, 1, rows.append)
+    metrics.add(0, 0, 0, 1.0, {"value": 1.0})
+    metrics.add(1, 0, 0, 1.0, {"value": 2.0})  # and then this step is given up
+    metrics.boundary(1)
+    assert rows == [{"step": 1, "epoch": 0, "value": 1.0}]
+    metrics.boundary(2)  # the others had it, and it was copied from them
+    assert rows[1:] == [{"step": 2, "epoch": 0, "value": 2.0}]
 
 
 class Losing(Group):
