@@ -243,8 +243,9 @@ class Controller:
 
     def story(self, job: str) -> tuple[Sentence, ...]:
         """What happened to a job, in sentences."""
-        entries = self.engine.store.events(0, self._find(job).id, STORY)
-        return story.story_of(entries, self.engine.clock.now())
+        found = self._find(job)
+        entries = self.engine.store.events(0, found.id, STORY)
+        return story.story_of(entries, self.engine.clock.now(), self._info(found).step)
 
     async def logs(self, job: str, start: str = "", worker: int | None = None, wait_s: float = 0.0) -> LogChunk:
         """A piece of a job's output; waits up to `wait_s` for some."""

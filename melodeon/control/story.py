@@ -72,12 +72,13 @@ def sentence(fact: AnyFact, at: float) -> str:
             return f"jobs that were over before {day_and_clock(before, at)} are forgotten"
 
 
-def story_of(entries: Iterable[Entry], now: float) -> tuple[Sentence, ...]:
-    """A job's whole story, from its own facts."""
+def story_of(entries: Iterable[Entry], now: float, reached: int = 0) -> tuple[Sentence, ...]:
+    """A job's whole story, from its own facts and the step that it was last seen at."""
     job: Job | None = None
     found: list[Sentence] = []
     waiting_since: float | None = None
-    measured = False
+    last: AnyFact | None = None
+    """What the last sentence tells, where later facts of its kind say it better."""
     for entry in entries:
         fact, at = entry.fact, entry.at
         if isinstance(fact, events.Submitted):
@@ -90,18 +91,28 @@ def story_of(entries: Iterable[Entry], now: float) -> tuple[Sentence, ...]:
                     found.append(Sentence(at=waiting_since, text=f"waited {length(at - waiting_since)}"))
                 waiting_since = None if fact.counts else at
                 found.append(Sentence(at=at, text=_changed(before, fact)))
-                measured = False
+                last = None
                 continue
         if isinstance(fact, events.Launched | events.Moved | events.Paused):
             continue
-        is_measured = isinstance(fact, events.CurveMeasured) and fact.source == "measured" and not fact.struck
-        if is_measured and measured:
-            found.pop()  # it is measured all the time: the last figures of a stretch say it
-        measured = is_measured
+        if _says_more(fact, last):
+            found.pop()
+        last = fact
         found.append(Sentence(at=at, text=sentence(fact, at)))
     if job is not None:
-        found.append(_now(job, now, waiting_since))
+        found.append(_now(job, now, waiting_since, reached))
     return tuple(found)
+
+
+def _says_more(fact: AnyFact, last: AnyFact | None) -> bool:
+    """Whether the sentence before is left out: speed is measured all the time, a job's size gets known by and by."""
+    if isinstance(fact, events.Sized):
+        return isinstance(last, events.Sized)
+    return _is_measured(fact) and last is not None and _is_measured(last)
+
+
+def _is_measured(fact: AnyFact) -> bool:
+    return isinstance(fact, events.CurveMeasured) and fact.source == "measured" and not fact.struck
 
 
 def _changed(before: Job, fact: events.Planned) -> str:
@@ -117,13 +128,13 @@ def _changed(before: Job, fact: events.Planned) -> str:
     return f"{'grows' if new > old else 'shrinks'} from {old} to {much}, {where(fact.slots)}: {fact.why}"
 
 
-def _now(job: Job, now: float, waiting_since: float | None) -> Sentence:
+def _now(job: Job, now: float, waiting_since: float | None, reached: int) -> Sentence:
     """How it stands, as the story's last sentence."""
     if not job.over:
         if job.phase is Phase.WAITING and waiting_since is not None:
             return Sentence(at=None, text=f"has waited for {length(max(0.0, now - waiting_since))} by now")
         total = f" of {job.total_steps:,}" if job.total_steps else ""
-        return Sentence(at=None, text=f"is {job.phase.value} now; {job.step:,}{total} steps were noted last")
+        return Sentence(at=None, text=f"is {job.phase.value} now, {max(job.step, reached):,}{total} steps done")
     took = length(max(0.0, (job.finished_at or now) - job.submitted_at))
     text = f"{job.phase.value} after {took}"
     if job.phase is Phase.DONE and job.deadline_at is not None and job.finished_at is not None:

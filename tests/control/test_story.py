@@ -1,7 +1,19 @@
 """Facts in sentences."""
 
-from melodeon.control.events import AnyFact, CurveMeasured, Entry, Paused, Started, Submitted
+from melodeon.control.events import (
+    AnyFact,
+    CurveMeasured,
+    Entry,
+    Launched,
+    Paused,
+    Planned,
+    Sized,
+    Started,
+    Submitted,
+    Training,
+)
 from melodeon.control.story import sentence, story_of
+from melodeon.core.cluster import DeviceType
 
 AT = 1_000_000.0
 
@@ -26,6 +38,20 @@ def test_of_measurements_in_a_row_the_last_is_told() -> None:
     assert told[1] == "steps a second measured: 2 on 1", "the figure before it is left out"
     assert told[2].startswith("steps a second measured: 3 on 1; 4 workers are slower than fewer")
     assert told[3] == "steps a second measured: 5 on 1"
+
+
+def test_how_far_it_is_and_how_large_is_told_once() -> None:
+    facts: list[AnyFact] = [
+        Submitted(job="a-1", number=1, user="ann", spec={"steps": 9}, deadline_at=None, signature="s", measure=False),
+        Sized(job="a-1", virtual_workers=4, total_steps=None, steps_per_epoch=None),
+        Sized(job="a-1", virtual_workers=4, total_steps=9, steps_per_epoch=3),
+        Planned(job="a-1", counts=((DeviceType("cpu"), 1),), placement=(), slots={"n": (0,)}, why="it is free"),
+        Launched(job="a-1", incarnation=1, slots={"n": (0,)}),
+        Training(job="a-1", incarnation=1, step=2),
+    ]
+    told = [part.text for part in story_of([Entry(seq, AT + seq, fact) for seq, fact in enumerate(facts)], AT + 9, 5)]
+    assert told[1] == "has 9 steps in all, 3 an epoch, 4 virtual workers"
+    assert told[-1] == "is running now, 5 of 9 steps done"
 
 
 def test_one_of_a_kind_is_no_plural() -> None:
