@@ -22,6 +22,7 @@ from melodeon.coord.views import (
     start_workers,
     unsettled,
 )
+from melodeon.core.text import counted
 
 
 def run_changes(turn: Turn) -> None:
@@ -108,7 +109,7 @@ def finish(turn: Turn, change: Change, *, ok: bool) -> None:
         turn.record("change_failed", what=change.what, reason=change.reason, text=notes)
         turn.answer(change.ask, False, notes or f"{change.what} could not be done")
         return
-    text = f"{change.reason}: the job has {size} workers." + (f" {notes}" if notes else "")
+    text = f"{change.reason}: the job has {counted(size, 'worker')}." + (f" {notes}" if notes else "")
     if state.switch is not None and change.ask and change.views:
         state.switch.ask, state.switch.text = change.ask, text
     else:
@@ -240,7 +241,8 @@ def _begin_in(turn: Turn, change: Change) -> str:
             f"{change.count or len(leave)} of {len(now)} workers cannot leave: at least {least} must stay, "
             f"so ask for 1 to {len(now) - least}"
             if len(now) > least
-            else f"the job has {len(now)} workers and needs at least {least}: nobody can leave; stop the job instead"
+            else f"the job has {counted(len(now), 'worker')} and needs at least {least}: nobody can leave; "
+            "stop the job instead"
         )
     if len(now) - len(leave) < 1:
         return "the last worker cannot be removed"

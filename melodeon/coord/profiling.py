@@ -9,6 +9,7 @@ from statistics import median
 from melodeon.coord.master_state import Change, Profile, Turn
 from melodeon.coord.status import committed
 from melodeon.coord.views import room, seated
+from melodeon.core.text import counted
 
 GAIN = 1.05
 """The next size must be at least this much faster to be worth going on."""
@@ -70,7 +71,7 @@ def drop_profile(turn: Turn, why: str) -> None:
 
 
 def _go_to(turn: Turn, profile: Profile, size: int) -> None:
-    tried = f"profile at {size} workers"
+    tried = f"profile at {counted(size, 'worker')}"
     if profile.marks == [(-1.0, size)]:
         # It was tried and the size was not reached: the walk ends with what is known.
         profile.sizes = []
@@ -110,7 +111,7 @@ def _end(turn: Turn, profile: Profile) -> None:
     state = turn.state
     if len(seated(state)) != profile.back_to and profile.marks != [(-2.0, profile.back_to)]:
         profile.marks = [(-2.0, profile.back_to)]
-        reason = f"the profile is complete: back to {profile.back_to} workers"
+        reason = f"the profile is complete: back to {counted(profile.back_to, 'worker')}"
         state.queue.append(Change(what="resize", reason=reason, count=profile.back_to))
         return
     state.profile = None
