@@ -8,6 +8,7 @@ Playing forward costs a round for every start and end, so it grows with the squa
 each. No decision hangs on either.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +24,8 @@ from melodeon.core.errors import MelodeonError
 from melodeon.core.jobs import Goal, JobId
 from melodeon.core.service import Span
 from melodeon.sched.tick import TickState
+
+log = logging.getLogger("melodeon.control")
 
 PLAYED = 40
 PLAYED_LATER = 100
@@ -64,7 +67,8 @@ class Standing:
             return Played()
         try:
             found = whatif.as_it_is(self.view, self.world, self.fixed, self.memory)
-        except (AssertionError, ArithmeticError, LookupError, MelodeonError):
+        except (AssertionError, ArithmeticError, LookupError, MelodeonError) as error:
+            log.warning("no plan ahead can be shown: %r", error)  # jobs need none
             return Played()
         ends: dict[str, float] = {o.id: o.finished_s + self.origin for o in found.outcomes if o.finished_s is not None}
         return Played(ends, shares_ahead(self.view, found, self.origin))

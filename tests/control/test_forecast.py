@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from melodeon.control import forecast
+from melodeon.control import forecast, whatif
 from melodeon.control.forecast import Standing, latest
 from tests.control.stage import CURVE, Stage, spec
 
@@ -92,3 +92,19 @@ def test_dry_runs_of_one_name_are_each_told_their_own(tmp_path: Path) -> None:
             assert long.job.planned_finish_at == pytest.approx(stage.clock.now + 1000, abs=1)
 
     asyncio.run(play())
+
+
+def test_where_no_plan_can_be_shown_somebody_hears_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mistaken(*_: object) -> None:
+        raise ZeroDivisionError("a speed of 0")
+
+    async def play() -> None:
+        async with Stage(tmp_path) as stage:
+            await stage.submit("any", 1000)
+            monkeypatch.setattr(whatif, "as_it_is", mistaken)
+            assert standing(stage).played().ends == {}
+
+    asyncio.run(play())
+    assert "a speed of 0" in caplog.text
