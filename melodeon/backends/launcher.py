@@ -197,6 +197,7 @@ def _record(order: LaunchOrder) -> dict[str, object]:
         "job": order.job,
         "incarnation": order.incarnation,
         "pid": os.getpid(),
+        "pid_started": started(os.getpid()),
         "status": "running",
         "exit_code": None,
     }

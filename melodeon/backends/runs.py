@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from melodeon.backends.local import Event, OnEvent, OnOutput, run_local
 from melodeon.backends.outcome import Outcome
+from melodeon.coord.marks import started
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
@@ -103,6 +104,7 @@ def _begun(request: Request, launch: Launch, run_dir: Path) -> dict[str, object]
         "engine": launch.engine,
         "elastic": request.elastic is not None,
         "pid": os.getpid(),
+        "pid_started": started(os.getpid()),
         "status": "running",
         "exit_code": None,
     }

@@ -1,6 +1,5 @@
 """`melodeon ps`: the cluster's jobs where there is one, the jobs of this machine, and with -a those that have ended."""
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from melodeon.cli import ps_cluster
 from melodeon.cli.cluster import Local
 from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, read_json, runs_in, wants_json
 from melodeon.cli.output import columns, print_json, print_wrapped
+from melodeon.coord.marks import started
 from melodeon.core.errors import Cancelled, MelodeonError
 from melodeon.viz.timeline import mappings, whole
 from melodeon.viz.words import duration, number, plain
@@ -96,7 +96,7 @@ def _kept(run: Path) -> dict[str, object]:
     row = _row(run.name, str(run.resolve()), record, str(record.get("created") or ""))
     pid = whole(record.get("pid"))
     # A launcher that was killed could not write down how its run ended.
-    if row["status"] == "running" and pid is not None and not _is_alive(pid):
+    if row["status"] == "running" and pid is not None and not _is_alive(pid, record.get("pid_started")):
         row["status"] = "lost"
     elif record.get("exit_code") == Cancelled.exit_code:
         row["status"] = "stopped"
@@ -138,11 +138,7 @@ def _age(created: str) -> str:
     return duration((now - (began if began.tzinfo else began.replace(tzinfo=UTC))).total_seconds())
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _is_alive(pid: int, began: object) -> bool:
+    """Whether that process still runs, and is not another that was given its number."""
+    now = started(pid)
+    return now is not None and began in (None, now)

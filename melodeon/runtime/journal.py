@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from melodeon.coord.lastwords import write_last_words
+from melodeon.coord.marks import started
 from melodeon.core.definition import Definition
 from melodeon.core.launch import Launch
 from melodeon.core.receipt import Receipt, ReceiptEntry, header_line, next_entry
@@ -244,5 +245,6 @@ def _new_folder(root: Path, launch: Launch) -> Path:
     folder = root / f"{created:%Y%m%d-%H%M%S}-{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"id": folder.name, "created": created.isoformat(), "num_workers": launch.num_workers, "status": "running"}
+    facts |= {"pid": os.getpid(), "pid_started": started(os.getpid())}
     (folder / "run.json").write_text(json.dumps(facts, indent=2) + "\n")
     return folder

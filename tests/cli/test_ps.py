@@ -45,10 +45,19 @@ def test_all_lists_ended_runs_once_and_first(place: Path, melodeon: Melodeon) ->
     lost = place / ".melodeon/runs/older"
     lost.mkdir()
     (lost / "run.json").write_text(json.dumps({"created": "2019", "status": "running", "pid": gone.pid}))
+    reused = place / ".melodeon/runs/oldest"
+    reused.mkdir()
+    again = {"created": "2018", "status": "running", "pid": os.getpid(), "pid_started": 1}  # now it is another process
+    (reused / "run.json").write_text(json.dumps(again))
     with job(place, "new"):
         rows = json.loads(melodeon("ps", "-a", "-o", "json")[1])["jobs"]
     found = [(row["id"], row["status"], row["step"]) for row in rows]
-    assert found == [("older", "lost", None), ("old", "done", 20), ("new", "training", 1234)]
+    assert found == [
+        ("oldest", "lost", None),
+        ("older", "lost", None),
+        ("old", "done", 20),
+        ("new", "training", 1234),
+    ]
 
 
 def test_a_job_that_does_not_answer_is_listed_as_such(place: Path, melodeon: Melodeon) -> None:
