@@ -72,13 +72,13 @@ class Storm:
 
 
 def storm(
-    folder: Path, seed: int, faults: int, steps: int, order: str = "tree", say: bool = False
+    folder: Path, seed: int, faults: int, steps: int, order: str = "tree", pace_s: float = PACE_S, say: bool = False
 ) -> tuple[dict[int, str], dict[int, str]]:
     """Run it: the receipt of the job, and that of an undisturbed one. Fails where the job was over before the storm."""
     epochs = -(-steps // STEPS_PER_EPOCH)
     expected = undisturbed(folder, "--epochs", str(epochs), "--order", order, limit_s=60 + steps / 20)
     began = time.monotonic()
-    arguments = ("--epochs", str(epochs), "--order", order, "--pace", str(PACE_S))
+    arguments = ("--epochs", str(epochs), "--order", order, "--pace", str(pace_s))
     with System(folder, "storm", *arguments, workers=2, restarts=10_000, straggler_factor=0.0) as system:
         weather_of_it = Storm(system)
         for step, action, number in weather(seed, faults, steps):
@@ -95,10 +95,13 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--order", default="tree")
+    parser.add_argument("--pace", type=float, default=PACE_S, help="more on a busy machine, so that all faults strike")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        receipt, expected = storm(Path(folder), options.seed, options.faults, options.steps, options.order, say=True)
+        receipt, expected = storm(
+            Path(folder), options.seed, options.faults, options.steps, options.order, options.pace, say=True
+        )
     seconds = time.monotonic() - began
     differs = next((step for step in expected if receipt.get(step) != expected[step]), None)
     found = "same bits" if receipt == expected else f"{len(receipt)} steps, other bits from step {differs} on"
