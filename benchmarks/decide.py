@@ -11,7 +11,6 @@ import argparse
 import random
 import statistics
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from _common import progress, report
@@ -62,7 +61,7 @@ def advanced(view: ClusterView, round_: Round, now_s: float) -> ClusterView:
             placement=round_.plan.placements.get(name, ()),
             started_s=view.now_s if state.started_s is None and counts else state.started_s,
         )
-    return replace(view, now_s=now_s, jobs=jobs)
+    return structs.replace(view, now_s=now_s, jobs=jobs)
 
 
 def measure(policy_name: str, num_jobs: int, num_devices: int, rounds: int) -> dict[str, object]:
@@ -73,7 +72,7 @@ def measure(policy_name: str, num_jobs: int, num_devices: int, rounds: int) -> d
     while len(view.jobs) < num_jobs:
         wave = [drawn(draw, index + k, 0.0) for k in range(num_jobs - len(view.jobs))]
         index += len(wave)
-        view = replace(view, jobs={**view.jobs, **{spec.id: JobState(spec) for spec in wave}})
+        view = structs.replace(view, jobs={**view.jobs, **{spec.id: JobState(spec) for spec in wave}})
         first = tick(view, policy, state)
         state, view = first.state, advanced(view, first, 0.0)
         if index > 20 * num_jobs:
@@ -82,7 +81,7 @@ def measure(policy_name: str, num_jobs: int, num_devices: int, rounds: int) -> d
     walls: list[float] = []
     for turn in range(1, rounds + 1):
         spec = drawn(draw, index + turn, view.now_s)
-        view = replace(view, jobs={**view.jobs, spec.id: JobState(spec)})
+        view = structs.replace(view, jobs={**view.jobs, spec.id: JobState(spec)})
         start, cpu = time.perf_counter(), time.process_time()
         found = tick(view, policy, state)
         times.append(1e3 * (time.process_time() - cpu))

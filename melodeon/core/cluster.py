@@ -16,6 +16,12 @@ DeviceType = NewType("DeviceType", str)
 Counts = tuple[tuple[DeviceType, int], ...]
 """Devices by type, without zeros."""
 
+
+def total(counts: Counts) -> int:
+    """Devices of all types."""
+    return counts[0][1] if len(counts) == 1 else sum([count for _, count in counts])
+
+
 _GROUP = re.compile(r"(?P<nodes>\d+)x(?P<devices>\d+)(:(?P<type>[A-Za-z0-9_.-]+))?")
 DEFAULT_TYPE = DeviceType("gpu")
 
@@ -92,7 +98,7 @@ class Cluster:
     @property
     def num_devices(self) -> int:
         """Devices on nodes that are up, of all types."""
-        return sum([count for _, count in self.capacity])
+        return total(self.capacity)
 
     def count(self, kind: DeviceType) -> int:
         """Devices of one type on nodes that are up."""

@@ -1,17 +1,16 @@
 """What a policy sees: the cluster and its jobs at one moment. Nothing in it changes, nothing outside it counts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
-from melodeon.core.cluster import Cluster, Counts, DeviceType
+from melodeon.core.cluster import Cluster, Counts, DeviceType, total
 from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.core.plan import Placement
 
 
-class JobState(msgspec.Struct, frozen=True):
+class JobState(msgspec.Struct, frozen=True, gc=False):
     """One unfinished job as it stands; every round makes one of each, so it is a struct, which is quick to make."""
 
     spec: JobSpec
@@ -39,7 +38,7 @@ class JobState(msgspec.Struct, frozen=True):
     @property
     def num_devices(self) -> int:
         """Devices of all types that it holds now."""
-        return sum([count for _, count in self.counts])
+        return total(self.counts)
 
     def held(self, kind: DeviceType) -> int:
         """Devices of one type that it holds now."""
@@ -49,8 +48,7 @@ class JobState(msgspec.Struct, frozen=True):
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterView(msgspec.Struct, frozen=True):
     """One moment of the cluster."""
 
     now_s: float
@@ -59,7 +57,7 @@ class ClusterView:
     """Every unfinished job that was not turned away, in order of submission."""
     slot_s: float = 0.0
     """Decisions are taken at multiples of this many seconds; 0: at any time."""
-    overheads: Overheads = field(default_factory=Overheads)
+    overheads: Overheads = msgspec.field(default_factory=Overheads)
 
     @property
     def admitted(self) -> tuple[JobState, ...]:

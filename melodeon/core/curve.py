@@ -22,19 +22,22 @@ class Ladder:
     """Iterations a second at each level."""
     floor: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """`floor[n]` is the number of levels that `n` workers reach; the last entry holds for every larger `n`."""
+    _rate_of: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    """`_rate_of[n]` is the rate of the highest level that `n` workers reach; likewise."""
 
     def __post_init__(self) -> None:
         top = self.levels[-1] if self.levels else 0
-        object.__setattr__(self, "floor", tuple(bisect_right(self.levels, n) for n in range(top + 1)))
+        floor = tuple(bisect_right(self.levels, n) for n in range(top + 1))
+        object.__setattr__(self, "floor", floor)
+        object.__setattr__(self, "_rate_of", tuple(self.rates[level - 1] if level else 0.0 for level in floor))
 
     def reach(self, workers: int) -> int:
         """How many levels `workers` reach: 0 when even the lowest is out of reach."""
-        return self.floor[min(workers, len(self.floor) - 1)]
+        return self.floor[workers if workers < len(self.floor) else -1]
 
     def rate(self, workers: int) -> float:
         """The rate of the highest level that `workers` reach."""
-        reached = self.reach(workers)
-        return self.rates[reached - 1] if reached else 0.0
+        return self._rate_of[workers if workers < len(self._rate_of) else -1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,11 @@ class ScalingCurve:
     """(workers, iterations a second), workers ascending; placed as compactly as the topology allows."""
     spread: Points = ()
     """The same when the workers are scattered over more nodes than they need; empty: placement does not matter."""
+    _measured: dict[int, float] = field(init=False, repr=False, compare=False)
+    """`points` to look up: schedulers mostly ask for what was measured."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_measured", dict(self.points))
         if not self.points:
             raise UsageError("a scaling curve has no point: give at least (1, iterations per second)")
         for points in (self.points, self.spread):
@@ -68,6 +74,8 @@ class ScalingCurve:
     def rate(self, workers: int, *, scattered: bool = False) -> float:
         """Iterations a second on `workers` workers."""
         points = self.spread if scattered and self.spread else self.points
+        if points is self.points and workers in self._measured:
+            return self._measured[workers]
         if workers <= 0:
             return 0.0
         last_workers, last_rate = 0, 0.0

@@ -1,17 +1,19 @@
 """What a round decides: shares (how much, and why), a plan (where), and the actions that lead there.
 
 Structs rather than dataclasses: rounds make thousands of them, and a frozen dataclass takes ten times as long to make.
+`gc=False`, here and where else rounds make many: values made from finished values cannot lead back to themselves, so
+the garbage collector need not watch them.
 """
 
 from collections.abc import Mapping
 
 import msgspec
 
-from melodeon.core.cluster import Counts, DeviceType
+from melodeon.core.cluster import Counts, DeviceType, total
 from melodeon.core.jobs import JobId
 
 
-class Share(msgspec.Struct, frozen=True):
+class Share(msgspec.Struct, frozen=True, gc=False):
     """How many devices a job gets, and why. A job without a share waits."""
 
     job: JobId
@@ -27,10 +29,10 @@ class Share(msgspec.Struct, frozen=True):
     @property
     def num_devices(self) -> int:
         """Devices of all types."""
-        return sum([count for _, count in self.counts])
+        return total(self.counts)
 
 
-class Block(msgspec.Struct, frozen=True, order=True):
+class Block(msgspec.Struct, frozen=True, gc=False, order=True):
     """An aligned run of devices of one type: `size` devices from slot `start` of the type's topology."""
 
     kind: DeviceType
@@ -42,7 +44,7 @@ Placement = tuple[Block, ...]
 """Where one job runs: one block for a compact job, several where the count or the cluster forces it."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The answer to a submitted job."""
 
     job: JobId
@@ -52,7 +54,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """For a job that was turned away: the earliest deadline that would have been accepted, if one was found."""
 
 
-class Start(msgspec.Struct, frozen=True):
+class Start(msgspec.Struct, frozen=True, gc=False):
     """Run a waiting job."""
 
     job: JobId
@@ -60,7 +62,7 @@ class Start(msgspec.Struct, frozen=True):
     why: str
 
 
-class Resize(msgspec.Struct, frozen=True):
+class Resize(msgspec.Struct, frozen=True, gc=False):
     """Change the number of devices of a running job."""
 
     job: JobId
@@ -69,7 +71,7 @@ class Resize(msgspec.Struct, frozen=True):
     why: str
 
 
-class Migrate(msgspec.Struct, frozen=True):
+class Migrate(msgspec.Struct, frozen=True, gc=False):
     """Move a running job to as many other devices."""
 
     job: JobId
@@ -78,7 +80,7 @@ class Migrate(msgspec.Struct, frozen=True):
     why: str
 
 
-class Suspend(msgspec.Struct, frozen=True):
+class Suspend(msgspec.Struct, frozen=True, gc=False):
     """Stop a running job, to go on later."""
 
     job: JobId
@@ -86,7 +88,7 @@ class Suspend(msgspec.Struct, frozen=True):
     why: str
 
 
-class Reject(msgspec.Struct, frozen=True):
+class Reject(msgspec.Struct, frozen=True, gc=False):
     """Turn a submitted job away."""
 
     job: JobId

@@ -10,7 +10,8 @@ scattered, but never refused. A share that is no power of two is placed as block
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.jobs import JobId
@@ -22,8 +23,7 @@ RESIZED_COST = 0.01
 """A job that changes in this round pauses anyway: where it goes is nearly free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """Where every share goes."""
 
     placements: Mapping[JobId, Placement]
@@ -49,28 +49,22 @@ def _counts(placement: Placement) -> dict[DeviceType, int]:
 
 def place(cluster: Cluster, held: Mapping[JobId, Placement], shares: Iterable[Share]) -> Placed:
     """Place every share; jobs in `held` without a share are gone and leave their devices."""
-    wanted: dict[DeviceType, dict[JobId, int]] = {}
-    pinned: set[JobId] = set()
-    for share in shares:
-        for kind, count in share.counts:
-            if kind not in wanted:
-                wanted[kind] = {}
-            wanted[kind][share.job] = count
-        if share.pinned:
-            pinned.add(share.job)
-    lines = topology_of(cluster).lines
-    if len(lines) == 1 and len(wanted) == 1:
-        return Placed(_Packing(lines[0], wanted[lines[0].kind], held, pinned).run(), held)
+    shares, lines = list(shares), topology_of(cluster).lines
+    pinned = {share.job for share in shares if share.pinned}
+    if len(lines) == 1:
+        return Placed(_Packing(lines[0], _wanted(shares, lines[0].kind), held, pinned).run(), held)
     found: dict[JobId, list[Block]] = {}
     for line in lines:
-        counts = wanted.pop(line.kind, {})
-        if not counts:
-            continue
+        counts = _wanted(shares, line.kind)
         on_line = {job: tuple(b for b in held.get(job, ()) if b.kind == line.kind) for job in counts}
         for job, blocks in _Packing(line, counts, on_line, pinned).run().items():
             found.setdefault(job, []).extend(blocks)
-    assert not wanted, f"shares of device types that the cluster does not have: {sorted(wanted)}"
     return Placed({job: whole(blocks) for job, blocks in found.items()}, held)
+
+
+def _wanted(shares: Iterable[Share], kind: DeviceType) -> dict[JobId, int]:
+    """How many devices of one type everybody shall have."""
+    return {share.job: count for share in shares for name, count in share.counts if name == kind}
 
 
 class _Packing:
@@ -89,28 +83,24 @@ class _Packing:
     def run(self) -> dict[JobId, Placement]:
         """Place everything and say where each job is."""
         changed: list[JobId] = []
-        taken: list[Piece] = []
-        owner, settled, usable = self._owner, self._settled, self._line.usable
+        owner, settled, usable, held_by = self._owner, self._settled, self._line.usable, self._held
         first, last = usable[0] if len(usable) == 1 else (0, 0)
         for job, count in self._wanted.items():
-            held = self._held.get(job, ())
+            held = held_by.get(job, ())
             if len(held) == 1 and held[0].size == count and first <= (start := held[0].start) <= last - count:
                 # The common case of what follows.
                 owner[start] = (job, count)
-                taken.append((start, count))
                 settled[job] = held
                 continue
             kept = self._keep([(block.start, block.size) for block in held], count)
             if kept is None:
                 changed.append(job)
                 continue
-            taken += kept
             for start, size in kept:
                 owner[start] = (job, size)
             if sum([block.size for block in held]) == count:
                 settled[job] = held
-        taken.sort()
-        self._free = FreeBlocks(usable, taken)
+        self._free = FreeBlocks(usable, [(start, owner[start][1]) for start in sorted(owner)])
         needed = sum([self._wanted[job] for job in changed])
         assert needed <= self._free.count, f"{needed} {self._line.kind} devices wanted, {self._free.count} are free"
         changed.sort(key=self._wanted.__getitem__, reverse=True)

@@ -5,6 +5,9 @@ cost it a pause that it cannot afford.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple, cast
 
 import msgspec
@@ -20,9 +23,10 @@ from melodeon.sched.profile import Profile
 
 Stand = tuple[int, int, bool, int, bool]
 """(level that it must have, workers held, whether it is rigid, level of its promise, whether it is late)"""
+_RANK = attrgetter("rank")
 
 
-class Outlook(msgspec.Struct, frozen=True):
+class Outlook(msgspec.Struct, frozen=True, gc=False):
     """What a job must have and could be given. It stays as it is until `calm_s` while nothing of this changes."""
 
     plan: Reservation
@@ -35,11 +39,13 @@ class Outlook(msgspec.Struct, frozen=True):
     """What `steps` were made from."""
     steps: tuple[Step, ...]
     """Everything that it could be given beyond its promise for this moment."""
+    rank: tuple[float, JobId]
+    """Its deadline and its name: of equal returns, the lowest goes first."""
     known: dict[Stand, tuple[Step, ...]]
     """Its steps from every stand so far: jobs come back to where they stood before."""
 
 
-class Given(msgspec.Struct, frozen=True):
+class Given(msgspec.Struct, frozen=True, gc=False):
     """What a job was given. It stays as it is while outlook and step do."""
 
     outlook: Outlook
@@ -71,10 +77,9 @@ def allocate(
     now, members, profile = pool.at_s, pool.members, pool.profile
     memory = cast(Memory, pool.memory or {})
     outlooks = _outlooks(pool, jobs, kind, memory)
-    steps: list[Step] = []
-    for _, _, outlook in outlooks:
-        steps += outlook.steps
-        count -= outlook.promised
+    ranked = sorted([outlook for _, _, outlook in outlooks], key=_RANK)
+    steps = chain.from_iterable([outlook.steps for outlook in ranked])
+    count -= sum([outlook.promised for outlook in ranked])
     stretched: dict[JobId, Member] = {}
 
     def may_climb(job: JobId, level: int) -> bool:
@@ -121,7 +126,7 @@ def _outlooks(
             or outlook.resume_s != job.resume_s
             or (outlook.counts is not job.counts and outlook.counts != job.counts)
             # A plan of the same blocks and slack is one for the same work.
-            or outlook.plan != member.plan
+            or (outlook.plan is not member.plan and outlook.plan != member.plan)
         ):
             outlook = _outlook(member, job, kind, now, name in late, outlook)
         outlooks.append((name, before, outlook))
@@ -146,11 +151,11 @@ def _outlook(
     counts = job.counts
     held = counts[0][1] if len(counts) == 1 and counts[0][0] == kind else job.held(kind)
     stand = (base, held, rigid, plan.level, late)
-    known = before.known if before is not None else {}
+    known, rank = (before.known, before.rank) if before is not None else ({}, (ask.deadline_s, ask.job))
     steps = known.get(stand)
     if steps is None:
         steps = known[stand] = _steps(ask, *stand)
-    return Outlook(plan, counts, job.resume_s, calm_s, promised, stand, steps, known)
+    return Outlook(plan, counts, job.resume_s, calm_s, promised, stand, steps, rank, known)
 
 
 def _given(
@@ -165,7 +170,7 @@ def _given(
     plan, ask = member.plan, member.ask
     level, workers, late = outlook.stand[0], outlook.promised, outlook.stand[4]
     if step is not None:
-        level = step[3]
+        level = step[2]
         workers = ask.ladder.levels[level - 1]
     pinned, wake_s = False, INFINITE
     if plan.blocks:
@@ -182,7 +187,7 @@ def _given(
     if before is not None and before.told == told:
         share = before.share
     else:
-        why = _why(workers, outlook.promised, late=late, has_deadline=ask.deadline_s < INFINITE)
+        why = _why(workers, outlook.promised, late, ask.deadline_s < INFINITE)
         share = Share(ask.job, ((kind, workers),) if workers else (), why, pinned)
     return Given(outlook, step, told, share, wake_s)
 
@@ -205,7 +210,7 @@ def _steps(ask: Ask, base: int, held: int, rigid: bool, level: int, late: bool) 
     ladder = ask.ladder
     worth = (level or (len(ladder.levels) if late else 1)) - 1
     climber = Climber(ladder, base, ladder.levels[worth] / ladder.rates[worth], held, rigid)
-    return steps_of(ask.job, ask.deadline_s, climber)
+    return steps_of(ask.job, climber)
 
 
 def _at_risk(plan: Reservation, ask: Ask, now_s: float, level: int, back_s: float = 0.0) -> bool:
@@ -234,7 +239,8 @@ def _stretch(profile: Profile, ask: Ask, plan: Reservation, grid: Grid, level: i
     return stretched
 
 
-def _why(workers: int, promised: int, *, late: bool, has_deadline: bool) -> str:
+@lru_cache(maxsize=4096)
+def _why(workers: int, promised: int, late: bool, has_deadline: bool) -> str:
     if late:
         return f"{workers} left after the promises; its own deadline can no longer be met"
     if not promised:

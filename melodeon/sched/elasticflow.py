@@ -62,7 +62,7 @@ class ElasticFlow:
     def admit(self, view: ClusterView, job: JobState, state: object) -> tuple[Verdict, object]:
         """Admit if its deadline and everybody else's can be met."""
         spec, grid = job.spec, Grid.of(view.now_s, view.slot_s)
-        pools = self._current(view, state)
+        pools = self._current(view, state, grid)
         kinds = _kinds(view, spec)
         if not kinds:
             names = ", ".join(kind for kind, _ in spec.curves)
@@ -77,8 +77,9 @@ class ElasticFlow:
             pool, ask = pools[kind], ask_of(job, None)
             grown = with_newcomer(pool, ask, spec.goal, grid, self.spare_pauses)
             if grown is None and _feasible(ask, grid, pool):
-                pools[kind] = pool = exact(pool, view.jobs, ask_of, grid, self.spare_pauses)
-                grown = with_newcomer(pool, ask, spec.goal, grid, self.spare_pauses)
+                if not pool.exact:
+                    pools[kind] = pool = exact(pool, view.jobs, ask_of, grid, self.spare_pauses)
+                    grown = with_newcomer(pool, ask, spec.goal, grid, self.spare_pauses)
                 grown = grown or rearranged(pool, ask, grid, self.spare_pauses)
             if grown is not None:
                 return Verdict(spec.id, admitted=True, why=_welcome(spec, grown)), {**pools, kind: grown}
@@ -89,7 +90,7 @@ class ElasticFlow:
         """The earliest deadline that would be accepted now, to about a hundredth of the time it leaves."""
         grid = Grid.of(view.now_s, view.slot_s)
         best: float | None = None
-        for kind, pool in self._current(view, state).items():
+        for kind, pool in self._current(view, state, grid).items():
             if job.spec.ladder(kind) is not None:
                 ask_of = _asking(view, kind)
                 current = exact(pool, view.jobs, ask_of, grid, self.spare_pauses)
@@ -99,7 +100,8 @@ class ElasticFlow:
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """The promises for this moment, and the rest by marginal return."""
-        pools, grid = self._current(view, state), Grid.of(view.now_s, view.slot_s)
+        grid = Grid.of(view.now_s, view.slot_s)
+        pools = self._current(view, state, grid)
         shares: dict[JobId, Share] = {}
         after: dict[DeviceType, Pool] = {}
         wake_at = INFINITE
@@ -110,12 +112,11 @@ class ElasticFlow:
             wake_at = min(wake_at, taken.wake_at)
         return Decision(shares, after, wake_at if wake_at < INFINITE else None)
 
-    def _current(self, view: ClusterView, state: object) -> dict[DeviceType, Pool]:
+    def _current(self, view: ClusterView, state: object, grid: Grid) -> dict[DeviceType, Pool]:
         """The pools as of now: those of the state, brought up to date if time or anything else has moved."""
-        if not isinstance(state, Mapping):
-            return self._taken_over(view)
+        if not isinstance(state, dict):
+            return self._taken_over(view, grid)
         old: Pools = state
-        grid = Grid.of(view.now_s, view.slot_s)
         pools: dict[DeviceType, Pool] = {}
         for kind, count in view.cluster.capacity:
             pool, capacity = old.get(kind), max(0, count - self.reserve)
@@ -126,9 +127,9 @@ class ElasticFlow:
             pools[kind] = pool
         return pools
 
-    def _taken_over(self, view: ClusterView) -> dict[DeviceType, Pool]:
+    def _taken_over(self, view: ClusterView, grid: Grid) -> dict[DeviceType, Pool]:
         """The first pools. Jobs that another policy has admitted are promised what can be; the others are late."""
-        now_s, grid = view.now_s, Grid.of(view.now_s, view.slot_s)
+        now_s = view.now_s
         pools = {
             kind: Pool(now_s, {}, frozenset(), Profile(now_s, max(0, count - self.reserve)))
             for kind, count in view.cluster.capacity

@@ -6,7 +6,7 @@ possible, so that the present stays free for whoever gains most by it. Every cha
 will cost when it happens. A policy asks to be woken when a reservation begins, so that it can be kept exactly.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import NamedTuple
 
 import msgspec
@@ -47,7 +47,7 @@ class Grid(NamedTuple):
         return cls(now_s, slot_s or FINE_GRID_S)
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """What one job needs from the planner."""
 
     job: JobId
@@ -74,7 +74,7 @@ class Ask(msgspec.Struct, frozen=True):
         return self.pauses[level - 1]
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True, gc=False):
     """The devices that are set aside for a job."""
 
     blocks: tuple[ReservedBlock, ...] = ()
@@ -99,7 +99,12 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 def fill(profile: Profile, ask: Ask, grid: Grid, spare_pauses: int = 0) -> Reservation | None:
-    """The minimum satisfactory share in what `profile` leaves, or None; the profile itself is not changed.
+    """What `set_aside` would find; the profile itself is not changed."""
+    return set_aside(profile.copy(), ask, grid, spare_pauses)
+
+
+def set_aside(profile: Profile, ask: Ask, grid: Grid, spare_pauses: int = 0) -> Reservation | None:
+    """The minimum satisfactory share in what `profile` leaves, written into it; None: too little is left.
 
     `spare_pauses` asks for room for that many pauses more than the reservation itself needs.
     """
@@ -107,23 +112,23 @@ def fill(profile: Profile, ask: Ask, grid: Grid, spare_pauses: int = 0) -> Reser
     rates, window = ladder.rates, deadline_s - now
     if window <= 0 or rates[-1] * window < work:
         return None
-    levels, pauses, times, capacity = ladder.levels, ask.pauses, profile.times, profile.capacity
-    last = bisect_left(times, deadline_s)
+    levels, pauses, capacity = ladder.levels, ask.pauses, profile.capacity
     # No level below this one is fast enough even with nobody else there.
-    for level in range(bisect_left(rates, work / window) + 1, len(levels) + 1):
-        workers, rate, pause = levels[level - 1], rates[level - 1], pauses[level - 1]
+    for index in range(bisect_left(rates, work / window), len(levels)):
+        workers, rate, pause = levels[index], rates[index], pauses[index]
         if workers > capacity:
             return None
         # One block up to the deadline is the common case: no walk over segments is needed.
         need_s = work * SAFETY / rate + spare_pauses * pause
         start = (deadline_s - need_s - pause) // step * step
         if start <= now:
-            start, pause = now, ask.entry_s(level, now)
+            start, pause = now, ask.entry_s(index + 1, now)
         slack_s = deadline_s - start - pause - need_s
-        if slack_s >= 0 and max(profile.used[bisect_right(times, start) - 1 : last]) + workers <= capacity:
-            return Reservation(((start, deadline_s, workers),), level, (slack_s + spare_pauses * pause) * rate)
-        found = _walk(profile, ask, grid, level, spare_pauses)
+        if slack_s >= 0 and profile.promise(start, deadline_s, workers):
+            return Reservation(((start, deadline_s, workers),), index + 1, (slack_s + spare_pauses * pause) * rate)
+        found = _walk(profile, ask, grid, index + 1, spare_pauses)
         if found is not None:
+            reserve(profile, found)
             return found
     return None
 

@@ -12,6 +12,7 @@ each: a step with a high return behind one with a low return comes right after t
 """
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 import msgspec
 
@@ -22,16 +23,19 @@ STAY = 0.15
 """Added to the return of devices that a job holds already: keeping them costs no pause."""
 
 
-Step = tuple[float, float, JobId, int, int, float, bool]
-"""One job going up to one level: (order, rank, job, level, more, value, asks). The best possible step sorts first.
+Step = tuple[float, JobId, int, int, float, bool]
+"""One job going up to one level: (order, job, level, more, value, asks).
 
-`order` is minus the least return on the way up to here, and equal returns go to the lower `rank`; `level` counts from
-1, the step takes `more` devices, its own return is `value`, and `asks` tells whether `may_climb` is asked first. A
-plain tuple: a hundred are sorted in every round.
+`order` is minus the least return on the way up to here: the best possible step has the lowest. `level` counts from 1,
+the step takes `more` devices, its own return is `value`, and `asks` tells whether `may_climb` is asked first. A plain
+tuple: a hundred are sorted in every round.
 """
 
 
-class Climber(msgspec.Struct, frozen=True):
+_ORDER = itemgetter(0)
+
+
+class Climber(msgspec.Struct, frozen=True, gc=False):
     """What the steps of a job depend on."""
 
     ladder: Ladder
@@ -45,7 +49,7 @@ class Climber(msgspec.Struct, frozen=True):
     """It cannot afford a change beyond its base: it may stay at what it holds, and must ask before it climbs."""
 
 
-def steps_of(job: JobId, rank: float, climber: Climber) -> tuple[Step, ...]:
+def steps_of(job: JobId, climber: Climber) -> tuple[Step, ...]:
     """All steps of a job above its base, each of which comes after the one before."""
     ladder, at, cost, held, rigid = climber.ladder, climber.base, climber.cost, climber.held, climber.rigid
     levels, rates = ladder.levels, ladder.rates
@@ -63,19 +67,22 @@ def steps_of(job: JobId, rank: float, climber: Climber) -> tuple[Step, ...]:
             value += STAY
         if -value > order:
             order = -value
-        found.append((order, rank, job, level + 1, more, value, rigid and higher != held))
+        found.append((order, job, level + 1, more, value, rigid and higher != held))
         workers, rate = higher, faster
     return tuple(found)
 
 
 def climb(steps: Iterable[Step], free: int, may_climb: Callable[[JobId, int], bool]) -> dict[JobId, Step]:
-    """The last step that each job is given; a job that is refused one, or has no room for it, stops there."""
+    """The last step that each job is given; a job that is refused one, or has no room for it, stops there.
+
+    Of equal returns, the one that comes first in `steps` goes first: so they are sorted by one number each.
+    """
     taken: dict[JobId, Step] = {}
     stopped: set[JobId] = set()
     if free <= 0:
         return taken
-    for step in sorted(steps):
-        _, _, job, level, more, _, asks = step
+    for step in sorted(steps, key=_ORDER):
+        _, job, level, more, _, asks = step
         if job in stopped:
             continue
         if more > free or (asks and not may_climb(job, level)):

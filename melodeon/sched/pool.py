@@ -18,7 +18,7 @@ import msgspec
 
 from melodeon.core.clusterview import JobState
 from melodeon.core.jobs import Goal, JobId
-from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve
+from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve, set_aside
 from melodeon.sched.profile import Profile
 
 NOTHING = Reservation()
@@ -28,7 +28,7 @@ AskOf = Callable[[JobState, Ask | None], Ask]
 """What a job needs now; what never changes is taken from an earlier answer."""
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, gc=False):
     """One job of a pool."""
 
     goal: Goal
@@ -92,17 +92,16 @@ def advance(old: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid
     now = grid.now_s
     if old.profile.capacity != capacity or old.late or old.any_soft:
         return _refreshed(old, jobs, ask_of, grid, capacity, spare)
-    profile = old.profile.since(now)
-    members: dict[JobId, Member] = dict(old.members)
-    if members.keys() - jobs.keys():
-        for name, member in old.members.items():
-            if name not in jobs:
-                reserve(profile, member.plan, -1)
-                del members[name]
-    for name, member in members.items():
+    gone: list[JobId] = []
+    asks: list[Ask] = []
+    for name, member in old.members.items():
+        job = jobs.get(name)
+        if job is None:
+            gone.append(name)
+            continue
         if not member.plan.blocks:
             continue
-        job, (start, _, workers) = jobs[name], member.plan.blocks[0]
+        start, _, workers = member.plan.blocks[0]
         work = (job.spec.iterations - job.done) / job.speed
         # A promise that has not fallen due is good while it is enough.
         if _is_kept(member, job, work, now) if start <= now else work <= member.ask.work:
@@ -111,14 +110,22 @@ def advance(old: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid
         if start <= now and ask.held < workers:
             # It must be given more now, unless jobs that ran ahead of their promises have left room for later.
             return _refreshed(old, jobs, ask_of, grid, capacity, spare)
+        asks.append(ask)
+    profile, members = old.profile.since(now), dict(old.members)
+    for name in gone:
+        reserve(profile, members.pop(name).plan, -1)
+    for ask in asks:
+        member = members[ask.job]
         reserve(profile, member.plan, -1)
-        plan = fill(profile, ask, grid, spare)
+        plan = set_aside(profile, ask, grid, spare)
+        if plan is None and spare:
+            plan = set_aside(profile, ask, grid)
         if plan is None:
-            plan = (fill(profile, ask, grid) if spare else None) or kept(member.plan, ask, grid)
-        if plan is None:
-            return _refreshed(old, jobs, ask_of, grid, capacity, spare)
-        reserve(profile, plan)
-        members[name] = Member(member.goal, plan, ask, now)
+            plan = kept(member.plan, ask, grid)
+            if plan is None:
+                return _refreshed(old, jobs, ask_of, grid, capacity, spare)
+            reserve(profile, plan)
+        members[ask.job] = Member(member.goal, plan, ask, now)
     return Pool(now, members, old.late, profile, False, False, old.memory)
 
 
@@ -129,13 +136,11 @@ def exact(pool: Pool, jobs: Mapping[JobId, JobState], ask_of: AskOf, grid: Grid,
 
 def with_newcomer(pool: Pool, ask: Ask, goal: Goal, grid: Grid, spare: int) -> Pool | None:
     """The pool with one more job beside everybody's promise as it stands; None: a hard deadline has no room there."""
-    own = fill(pool.profile, ask, grid, spare) if goal is not Goal.BEST_EFFORT else None
+    profile, own = pool.profile.copy(), None
+    if goal is not Goal.BEST_EFFORT:
+        own = set_aside(profile, ask, grid, spare)
     if own is None and goal is Goal.HARD:
         return None
-    profile = pool.profile
-    if own is not None:
-        profile = profile.copy()
-        reserve(profile, own)
     members = {**pool.members, ask.job: Member(goal, own or NOTHING, ask, grid.now_s)}
     any_soft = pool.any_soft or goal is Goal.SOFT
     return Pool(grid.now_s, members, pool.late, profile, pool.exact, any_soft, pool.memory)
@@ -210,13 +215,11 @@ def _refill(
 ) -> bool:
     """Algorithm 1 for jobs in order of deadline, noted in `found`; False as soon as one is not satisfied."""
     for ask in asks:
-        own = fill(profile, ask, grid, spare)
+        own = set_aside(profile, ask, grid, spare)
         if own is None and spare and ask.job != strict:
-            own = fill(profile, ask, grid)
+            own = set_aside(profile, ask, grid)
         if own is None:
             return False
-        for start, stop, workers in own.blocks:
-            profile.add(start, stop, workers)
         found[ask.job] = own
     return True
 
@@ -239,10 +242,9 @@ def _add_if_possible(profile: Profile, found: dict[JobId, Reservation], asks: It
     """Fill jobs that have no claim to it; who was not satisfied."""
     without: list[JobId] = []
     for ask in asks:
-        own = fill(profile, ask, grid)
+        own = set_aside(profile, ask, grid)
         if own is None:
             without.append(ask.job)
         else:
-            reserve(profile, own)
             found[ask.job] = own
     return without

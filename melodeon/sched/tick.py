@@ -55,8 +55,11 @@ NO_RULES = Rules()
 def tick(view: ClusterView, policy: Policy, state: TickState, rules: Rules = NO_RULES) -> Round:
     """Run one round."""
     cluster = view.cluster.without_stragglers(rules.slowest)
-    view = ClusterView(view.now_s, cluster, dict(view.jobs), view.slot_s, view.overheads)
-    verdicts, state = _admit(view, policy, state, rules)
+    newcomers = [job for job in view.jobs.values() if job.admitted_s is None]
+    verdicts: list[Verdict] = []
+    if newcomers or cluster is not view.cluster:
+        view = ClusterView(view.now_s, cluster, dict(view.jobs), view.slot_s, view.overheads)
+        verdicts, state = _admit(view, newcomers, policy, state, rules)
     decision = policy.decide(view, state.policy)
     _check(view, decision)
     placements = _place(view, decision.shares)
@@ -65,13 +68,12 @@ def tick(view: ClusterView, policy: Policy, state: TickState, rules: Rules = NO_
     return Round(plan, actions, tuple(verdicts), TickState(decision.state, state.accepted), decision.wake_at)
 
 
-def _admit(view: ClusterView, policy: Policy, state: TickState, rules: Rules) -> tuple[list[Verdict], TickState]:
+def _admit(
+    view: ClusterView, newcomers: list[JobState], policy: Policy, state: TickState, rules: Rules
+) -> tuple[list[Verdict], TickState]:
     """Judge every submitted job; admitted ones become part of the view, the others leave it."""
     jobs = view.jobs
     assert isinstance(jobs, dict), "the round works on its own copy of the jobs"
-    newcomers = [job for job in jobs.values() if job.admitted_s is None]
-    if not newcomers:
-        return [], state
     memory, accepted = state.policy, state.accepted
     # By the name of the method: comparing with the whole protocol takes longer than a judgement.
     judge = cast(Admission, policy).admit if hasattr(policy, "admit") else None
@@ -95,10 +97,10 @@ def _admit(view: ClusterView, policy: Policy, state: TickState, rules: Rules) ->
 
 def _check(view: ClusterView, decision: Decision) -> None:
     """A policy that gives away more than there is, or to nobody, is wrong: stop before anything moves."""
-    strangers = decision.shares.keys() - view.jobs.keys()
-    assert not strangers, f"shares for {sorted(strangers)}, which are not admitted jobs"
+    shares, jobs = decision.shares, view.jobs
+    assert shares.keys() <= jobs.keys(), f"shares for {sorted(shares.keys() - jobs.keys())}, which are not admitted"
     left = dict(view.cluster.capacity)
-    for share in decision.shares.values():
+    for share in shares.values():
         for kind, count in share.counts:
             assert count > 0, f"{share.job!r} gets {count} {kind} devices"
             assert kind in left, f"{share.job!r} gets {kind} devices, which are not there"
@@ -108,10 +110,11 @@ def _check(view: ClusterView, decision: Decision) -> None:
 
 def _place(view: ClusterView, shares: Mapping[JobId, Share]) -> Mapping[JobId, Placement]:
     """Where every share goes; nothing moves when no count has changed and no node has failed."""
-    held = {job_id: view.jobs[job_id].placement for job_id in shares}
+    jobs = view.jobs
+    held = {job_id: jobs[job_id].placement for job_id in shares}
     if view.cluster.all_well:
         for job_id, share in shares.items():
-            if view.jobs[job_id].counts != share.counts:
+            if jobs[job_id].counts != share.counts:
                 break
         else:
             return held
@@ -135,7 +138,7 @@ def _diff(
     later: list[Action] = []
     for job_id, share in shares.items():
         job, placement = jobs[job_id], placements[job_id]
-        if placement is job.placement and share.counts == job.counts:
+        if placement is job.placement:
             continue
         if not job.placement:
             later.append(Start(job_id, placement, share.why))

@@ -1,9 +1,10 @@
 """A job inside the simulator: progress is a function of time, so nothing is touched while nothing changes."""
 
 from copy import copy
-from dataclasses import dataclass
 
-from melodeon.core.cluster import Counts
+import msgspec
+
+from melodeon.core.cluster import Counts, total
 from melodeon.core.clusterview import JobState
 from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.plan import Placement
@@ -73,7 +74,7 @@ class LiveJob:
         """From now on it holds these devices; all goes on as it was during the lead, and it trains after the pause."""
         self.settle(now_s)
         self.counts, self.placement, self.rate = counts, placement, rate
-        self.num_devices = sum([count for _, count in counts])
+        self.num_devices = total(counts)
         if self.end_s and now_s <= self.finish_s < NEVER and self.done >= self.spec.iterations and not lead_s:
             return  # its last step is made, and it ends when it ends
         if pause_s or lead_s:
@@ -117,8 +118,7 @@ class LiveJob:
         return copy(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOutcome:
+class JobOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What became of a job."""
 
     spec: JobSpec

@@ -77,7 +77,7 @@ def test_a_starving_job_is_promoted_once_and_then_counted_anew() -> None:
     assert first.standings == {JobId("s"): Standing(200.0, 1000.0)}
     assert first.of(starved) == 0
     # It ran for 60 s more, sank, and waits: that is not yet eight times as long.
-    later = replace(now, now_s=1100.0, jobs={JobId("s"): structs.replace(starved, service_s=320.0)})
+    later = structs.replace(now, now_s=1100.0, jobs={JobId("s"): structs.replace(starved, service_s=320.0)})
     second = queues(later, first.standings, QUEUES, promote=8.0)
     assert second.standings == first.standings
     assert second.of(later.jobs[JobId("s")]) == 1

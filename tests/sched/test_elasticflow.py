@@ -22,7 +22,7 @@ from melodeon.sim.metrics import summarize
 from tests.sched.draws import clusters, job, job_lists, overheads, view_of
 
 FREE = Overheads.none()
-RANK, LEVEL, VALUE = 1, 3, 5
+JOB, LEVEL, VALUE = 1, 2, 4
 """Where they stand in a step."""
 HALVES = ScalingCurve(((1, 1.0), (2, 1.5), (4, 2.0)))
 
@@ -119,7 +119,7 @@ def test_best_effort_and_soft_jobs_are_always_admitted_and_never_cost_a_promise(
 
 
 def climbed(climbers: list[Climber], free: int, may_climb: Callable[[JobId, int], bool]) -> dict[str, Step]:
-    steps = [s for rank, c in enumerate(climbers) for s in steps_of(JobId(str(rank)), float(rank), c)]
+    steps = [s for rank, c in enumerate(climbers) for s in steps_of(JobId(str(rank)), c)]
     return {str(job): step for job, step in climb(steps, free, may_climb).items()}
 
 
@@ -161,19 +161,19 @@ climbers = st.builds(
 
 @given(st.lists(climbers, max_size=8), st.integers(0, 40))
 def test_one_sorted_pass_gives_the_best_step_that_is_left_again_and_again(jobs: list[Climber], free: int) -> None:
-    chains = {JobId(str(k)): list(steps_of(JobId(str(k)), float(k), job)) for k, job in enumerate(jobs)}
+    chains = {JobId(str(k)): list(steps_of(JobId(str(k)), job)) for k, job in enumerate(jobs)}
     wanted: dict[JobId, Step] = {}
     left = free
     while any(chains.values()):
-        step = max((chain[0] for chain in chains.values() if chain), key=lambda s: (s[VALUE], -s[RANK]))
-        _, _, name, level, more, _, asks = step
+        step = max((chain[0] for chain in chains.values() if chain), key=lambda s: (s[VALUE], -int(s[JOB])))
+        _, name, level, more, _, asks = step
         chain = chains[name]
         if more > left or (asks and level % 2):
             chain.clear()
             continue
         wanted[name] = chain.pop(0)
         left -= more
-    everything = [s for k, job in enumerate(jobs) for s in steps_of(JobId(str(k)), float(k), job)]
+    everything = [s for k, job in enumerate(jobs) for s in steps_of(JobId(str(k)), job)]
     assert climb(everything, free, lambda _, level: level % 2 == 0) == wanted
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from melodeon.core.curve import Ladder, ScalingCurve
 from melodeon.core.jobs import Goal, JobId
-from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve
+from melodeon.sched.filling import Ask, Grid, Reservation, fill, kept, reserve, set_aside
 from melodeon.sched.pool import NOTHING, Member, Pool, has_room, rearranged, refresh, with_newcomer
 from melodeon.sched.profile import Profile
 
@@ -185,3 +185,30 @@ def test_what_was_useless_once_is_looked_at_again_when_something_is_taken_back()
     later = fill(profile, replace(wanted, deadline_s=99.0), UNITS)
     assert later is not None
     assert later.blocks[-1][1] == found.blocks[0][0]
+
+
+spans = st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(1, 4))
+
+
+@given(st.lists(spans, max_size=15))
+def test_devices_are_promised_just_where_they_are_left(wanted: list[tuple[int, int, int]]) -> None:
+    profile = Profile(0.0, 6)
+    for start, length, devices in wanted:
+        expected, fits = profile.copy(), profile.peak(start, start + length) + devices <= 6
+        if fits:
+            expected.add(start, start + length, devices)
+        assert profile.promise(start, start + length, devices) == fits
+        assert profile == expected
+
+
+def test_what_is_set_aside_is_written_down_and_what_is_only_asked_for_is_not() -> None:
+    profile, wanted = Profile(0.0, 4), ask(10.0, 20.0)
+    found = fill(profile, wanted, UNITS)
+    assert profile == Profile(0.0, 4)
+    assert set_aside(profile, wanted, UNITS) == found
+    assert found is not None
+    reserve(profile, found, -1)
+    assert profile.peak(0.0, 20.0) == 0
+    full = Profile(0.0, 0)
+    assert set_aside(full, wanted, UNITS) is None
+    assert full == Profile(0.0, 0)

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 from msgspec import structs
 
 from melodeon.core.cluster import Cluster, NodeId
@@ -39,7 +37,7 @@ def after(view: ClusterView, **counts: int) -> ClusterView:
         )
         for name, state in view.jobs.items()
     }
-    return replace(view, jobs=jobs)
+    return structs.replace(view, jobs=jobs)
 
 
 def start(*names: str) -> ClusterView:
@@ -72,7 +70,7 @@ def test_a_job_that_makes_room_migrates() -> None:
 
 def test_stragglers_are_left_when_the_rules_say_so() -> None:
     view = start("a")
-    slow = replace(view, cluster=view.cluster.with_node(NodeId("node000"), speed=0.3))
+    slow = structs.replace(view, cluster=view.cluster.with_node(NodeId("node000"), speed=0.3))
     for slowest, nodes in ((0.0, 0), (0.5, 4)):
         placement = tick(slow, Fixed(a=4), TickState(), Rules(slowest=slowest)).plan.placements[JobId("a")]
         assert placement[0].start == nodes
@@ -85,9 +83,11 @@ def test_quotas_are_asked_before_the_policy() -> None:
     round_ = tick(view, Fifo(), TickState(), rules)
     assert [v.admitted for v in round_.verdicts] == [True, True, False, True]
     assert [type(a) for a in round_.actions][:1] == [Reject]
-    late = replace(view_of(Cluster.parse("1x8"), [JobState(job("j9", 10.0, LINEAR, user="ann"))]), now_s=DAY_S - 1)
+    late = structs.replace(
+        view_of(Cluster.parse("1x8"), [JobState(job("j9", 10.0, LINEAR, user="ann"))]), now_s=DAY_S - 1
+    )
     assert not tick(late, Fifo(), round_.state, rules).verdicts[0].admitted
-    next_day = replace(late, now_s=DAY_S + 1)
+    next_day = structs.replace(late, now_s=DAY_S + 1)
     assert tick(next_day, Fifo(), round_.state, rules).verdicts[0].admitted
 
 
