@@ -12,9 +12,10 @@ lifeline closes. Nurseries live on.
 
 import argparse
 import contextlib
+import fcntl
 import os
 import resource
-import selectors
+import select
 import signal
 import socket
 import sys
@@ -72,18 +73,12 @@ class Zygote:
         """What imports have put into the environment."""
 
     def serve(self) -> None:
-        """Serve until the controller is gone."""
+        """Serve until it is killed, by the lifeline's end if by nothing else."""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents watch their nurseries: here nobody asks how they ended
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._server, selectors.EVENT_READ)
-            selector.register(self._lifeline_fd, selectors.EVENT_READ)
-            while True:
-                ready = {key.fileobj for key, _ in selector.select()}
-                if self._lifeline_fd in ready:
-                    return
-                call, _ = self._server.accept()
-                with call, contextlib.suppress(OSError, FrameError):
-                    self._answer(call)
+        while True:
+            call, _ = self._server.accept()
+            with call, contextlib.suppress(OSError, FrameError):
+                self._answer(call)
 
     def _answer(self, call: socket.socket) -> None:
         asker, uid = peer(call)
@@ -156,6 +151,15 @@ def _speak_into(log: int) -> None:
     os.close(log)
 
 
+def die_with(lifeline_fd: int) -> None:
+    """Have the kernel end this process when the lifeline closes, also in the middle of an import, and no fork of it."""
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    ready, _, _ = select.select([lifeline_fd], [], [], 0)
+    if ready:
+        sys.exit()  # it was closed before
+
+
 def main() -> None:
     """Import and serve."""
     parser = argparse.ArgumentParser(prog="python -m melodeon.runtime.zygote")
@@ -164,6 +168,7 @@ def main() -> None:
     parser.add_argument("--user", default="")
     parser.add_argument("--preload", default=",".join(nursery.PRELOAD))
     options = parser.parse_args()
+    die_with(options.lifeline)
     if options.user:
         become(find_user(options.user))
     with socket.socket(fileno=options.socket) as server:

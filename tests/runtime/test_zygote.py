@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,9 +104,21 @@ def test_nonsense_is_hung_up_on_and_others_are_served(light: Zygote, tmp_path: P
 def test_nurseries_outlive_it(tmp_path: Path) -> None:
     with zygote("--preload", "json") as found:
         made = found.ask(tmp_path, preload=())
-    assert found.process.returncode == 0
+    assert found.process.returncode == -signal.SIGIO
     assert started(made.pid) is not None
     os.kill(made.pid, signal.SIGKILL)
+
+
+def test_it_goes_with_its_controller_even_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import sys, signal\nsys.stdout.write('here')\nsys.stdout.flush()\nsignal.pause()"
+    )
+    said, saying = os.pipe()
+    with zygote("--preload", "endless", stdout=saying, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])) as found:
+        os.close(saying)
+        assert os.read(said, 4) == b"here"
+    os.close(said)
+    assert found.process.returncode == -signal.SIGIO
 
 
 def test_one_that_is_gone_is_said_to_be(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Forked:
 class Zygote:
     """One that runs."""
 
-    def __init__(self, *args: str, **env: str) -> None:
+    def __init__(self, *args: str, stdout: int | None = None, **env: str) -> None:
         self.name = f"test-{secrets.token_hex(8)}"
         self.lifeline, self.held = os.pipe()
         with listen(self.name) as server:
@@ -53,6 +53,7 @@ class Zygote:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "melodeon.runtime.zygote", *map(str, fds), *args],
                 env={**ENV, **env},
+                stdout=stdout,
                 pass_fds=fds,
                 start_new_session=True,
             )
@@ -72,9 +73,9 @@ class Zygote:
 
 
 @contextlib.contextmanager
-def zygote(*args: str, **env: str) -> Iterator[Zygote]:
+def zygote(*args: str, stdout: int | None = None, **env: str) -> Iterator[Zygote]:
     """`with zygote() as it:` ends it by closing its lifeline."""
-    it = Zygote(*args, **env)
+    it = Zygote(*args, stdout=stdout, **env)
     try:
         yield it
     finally:
