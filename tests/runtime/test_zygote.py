@@ -110,9 +110,7 @@ def test_nurseries_outlive_it(tmp_path: Path) -> None:
 
 
 def test_it_goes_with_its_controller_even_while_it_imports(tmp_path: Path) -> None:
-    (tmp_path / "endless.py").write_text(
-        "import sys, signal\nsys.stdout.write('here')\nsys.stdout.flush()\nsignal.pause()"
-    )
+    (tmp_path / "endless.py").write_text("import os, signal\nos.write(1, b'here')\nsignal.pause()")
     said, saying = os.pipe()
     with zygote("--preload", "endless", stdout=saying, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])) as found:
         os.close(saying)
