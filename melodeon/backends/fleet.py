@@ -161,10 +161,17 @@ class Fleet:
             await found.over.wait()
 
     async def profile(self, job: str, incarnation: int, smallest: int, largest: int) -> dict[int, float]:
-        """Measure steps a second at the sizes smallest, twice that, ... within the devices that it was last given."""
+        """Measure steps a second at the sizes smallest, twice that, ... within the devices that it was last given.
+
+        What another controller has asked for before it died is waited for, not asked for again.
+        """
         found = self._find(job, incarnation)
         await self._unless_over(found, "profile", found.begun.wait())
-        values = await self._ask(found, "profile", {"min": smallest, "max": largest})
+        sizes = {"min": smallest, "max": largest}
+        try:
+            values = await self._ask(found, "profile", sizes, wish_id=f"profile-{smallest}-{largest}")
+        except UsageError:  # perhaps an earlier one that could not be completed
+            values = await self._ask(found, "profile", sizes)
         return msgspec.convert(values.get("rates", {}), dict[int, float], strict=False)
 
     # -- watching ------------------------------------------------------------------------------------------------------
@@ -253,13 +260,15 @@ class Fleet:
             raise NotFound(f"incarnation {incarnation} of job {job} {what}: nothing can be asked of it")
         return found
 
-    async def _ask(self, job: Watched, what: str, values: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _ask(
+        self, job: Watched, what: str, values: dict[str, Any] | None = None, wish_id: str = ""
+    ) -> dict[str, Any]:
         """Ask once its agents are there; if it ends meanwhile, NotFound."""
         await self._unless_over(job, what, job.registered.wait())
         if job.entry is None:
             raise Unreachable(f"job {job.order.name} has no agents that could be asked to {what}")
         try:
-            return (await self._unless_over(job, what, ask(job.entry.agents, what, values))).values
+            return (await self._unless_over(job, what, ask(job.entry.agents, what, values, wish_id))).values
         except UsageError as refused:
             job.look()
             if job.progress.is_over:

@@ -23,9 +23,12 @@ RESEND_S = 5.0
 _HEARD = msgspec.msgpack.Decoder(Answer | Line)
 
 
-async def ask(agents: Sequence[str], what: str, values: dict[str, Any] | None = None) -> Answer:
-    """Say a wish until it is answered; UsageError if it is refused. Give up by cancelling it."""
-    wish = Ask(id=secrets.token_hex(8), what=what, values=values or {})
+async def ask(agents: Sequence[str], what: str, values: dict[str, Any] | None = None, wish_id: str = "") -> Answer:
+    """Say a wish until it is answered; UsageError if it is refused. Give up by cancelling it.
+
+    One with an id of its own may have been said by another process before: then this is its answer, too.
+    """
+    wish = Ask(id=wish_id or secrets.token_hex(8), what=what, values=values or {})
     turn = 0
     while True:
         try:

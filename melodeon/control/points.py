@@ -16,6 +16,10 @@ POINTS = (
     "control.profile.after",
     "control.stop.before",
     "control.stop.after",
+    "control.kill.before",
+    "control.kill.after",
+    "control.skip.before",
+    "control.skip.after",
     "control.adopt",
 )
 """Every one of them, in the order in which a turn passes them."""

@@ -31,12 +31,14 @@ from melodeon.control.store import Store
 from melodeon.coord.failpoint import VARIABLE
 from melodeon.core.cluster import Cluster
 from melodeon.core.overhead import Overheads
-from melodeon.core.service import OVER, Phase
+from melodeon.core.service import OVER
 from melodeon.core.spec import read_spec
 
 CURVE = {1: 100.0, 2: 190.0, 4: 350.0}
 JOBS = 7
 LIFE_S = 100.0
+PASSED = tuple(point for point in POINTS if not point.startswith(("control.kill", "control.skip")))
+"""Jobs of a fake fleet start and stop at once: none is killed, and none is taken back before it was started."""
 CANCELLED = (2, 5)
 """Jobs that are cancelled, by number: one while it runs or waits, one at once."""
 
@@ -66,12 +68,7 @@ async def serve(folder: Path) -> None:
     await use(controller, [job_file(number) for number in range(JOBS)], CANCELLED)
 
 
-async def use(
-    controller: Controller,
-    files: Sequence[Mapping[str, object]],
-    cancelled: Collection[int] = (),
-    cancelled_running: Collection[int] = (),
-) -> None:
+async def use(controller: Controller, files: Sequence[Mapping[str, object]], cancelled: Collection[int]) -> None:
     """Run a controller and be its user until every job is over."""
     loop = asyncio.ensure_future(controller.run())
     names: dict[int, str] = {}
@@ -83,11 +80,6 @@ async def use(
             await controller.cancel(names[number], user="ada")
             say("cancelled", number, names[number])
     events = controller.subscribe(0)
-    for number in cancelled_running:
-        while controller.job(names[number]).phase not in (Phase.RUNNING, *OVER):
-            await anext(events)
-        await controller.cancel(names[number], user="ada")
-        say("cancelled", number, names[number])
     while not all(controller.job(name).phase in OVER for name in names.values()):
         await anext(events)
     while any(job.alive for job in controller.engine.state.live.values()):
@@ -124,12 +116,12 @@ class Books:
         return over
 
 
-def child(folder: Path, points: str, books: Books, module: str = "tests.control.killpoints") -> bool:
+def child(folder: Path, points: str, books: Books) -> bool:
     """One life of a controller; returns whether everything is over."""
     env = dict(os.environ) | ({VARIABLE: points} if points else {})
     if not points:
         env.pop(VARIABLE, None)
-    command = [sys.executable, "-m", module, "--serve", str(folder)]
+    command = [sys.executable, "-m", "tests.control.killpoints", "--serve", str(folder)]
     ran = subprocess.run(command, env=env, capture_output=True, timeout=LIFE_S, check=False)
     over = books.read(ran.stdout)
     if ran.returncode == -9:
@@ -149,17 +141,17 @@ def one(point: str, nth: int) -> Books:
     return books
 
 
-def lives(folder: Path, point: str, nth: int, books: Books, module: str = "tests.control.killpoints") -> None:
+def lives(folder: Path, point: str, nth: int, books: Books) -> None:
     """Controllers one after the other, the first two of which are killed at a point, until everything is over."""
     first = f"{point}=kill@{nth}" if point != "control.adopt" else f"control.store.after=kill@{4 + nth}"
-    over = child(folder, first, books, module)
+    over = child(folder, first, books)
     if not over:
         # The next one is killed as well, at the same point or while it finds the jobs that run.
-        over = child(folder, f"{point}=kill@{nth}", books, module)
+        over = child(folder, f"{point}=kill@{nth}", books)
     for _ in range(3):
         if over:
             break
-        over = child(folder, "", books, module)
+        over = child(folder, "", books)
     if not over:
         books.wrong.append("it never came to an end")
 
@@ -205,7 +197,7 @@ def _lives(folder: Path) -> list[Played]:
 
 def enumerated(count: int) -> list[tuple[str, int]]:
     """Points, each for the first, second, ... time that it is passed, until there are enough."""
-    found = [(point, nth) for nth in range(1, 40) for point in POINTS]
+    found = [(point, nth) for nth in range(1, 40) for point in PASSED]
     return found[:count]
 
 
