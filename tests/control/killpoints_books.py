@@ -21,9 +21,7 @@ from melodeon.control.store import Store
 from melodeon.core.service import OVER
 from tests.backends.fleets import processes
 from tests.control.killpoints_jobs import FIRST, Kind, Life, Op, Said, job_file
-from tests.coord.running import gone
 
-ENDS_S = 10.0
 Digests = Mapping[tuple[str, int], str]
 """By seed and steps."""
 
@@ -141,7 +139,7 @@ class Books:
                     self.wrong.append(f"{job.id} has other bits: {job.digest} and not {expected}")
         if self.pending:
             self.wrong.append(f"never answered: {self.pending}")
-        if left := _left(folder):
+        if left := processes(folder):
             self.wrong.append(f"processes are left: {left}")
 
     def _check_records(self, folder: Path, job: Job) -> None:
@@ -159,13 +157,6 @@ class Books:
             self.wrong.append(f"{job.id} is said to be done, and {len(done)} of its incarnations were")
         if job.phase.value == "cancelled" and done:
             self.wrong.append(f"{job.id} is said to be cancelled and was trained to its end")
-
-
-def _left(folder: Path) -> dict[int, str]:
-    """Processes that do not end by themselves. A killed controller's zygote ends once it has imported all."""
-    for pid in processes(folder):
-        gone(pid, ENDS_S)
-    return processes(folder)
 
 
 def _fields(op: Op) -> list[tuple[str, object]]:

@@ -11,7 +11,7 @@ follows at once, or, every fourth time, when one more job has ended while nobody
 After every kill the log holds what was acknowledged. At the end of each run no job is lost, none ran twice at a time
 (by the records in the folders of its incarnations), cancels, edits and scalings hold, no process is left, and every job
 that was trained to its end has the digest of the undisturbed one (`killpoints_books`). A point that a life did not
-reach in time is no kill, and is counted as that.
+reach in time is no kill, is counted as that, and is followed by another at the end.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,6 +149,15 @@ def dealt(points: list[Point]) -> list[list[Point]]:
     return [sorted(hand, key=lambda point: "snapshot" not in point[0]) for hand in turned]
 
 
+def hands_of(passed: Mapping[str, int], kills: int, report: Report) -> Iterator[list[Point]]:
+    """The points of one run after the other; for those that were not reached, the next of the list, until it ends."""
+    yield from dealt(enumerated(passed, kills))
+    if len(report.killed) < kills and enumerated(passed, 1):
+        tried = {*report.killed, *report.missed}
+        others = [point for point in enumerated(passed, 2 * kills) if point not in tried]
+        yield from dealt(others[: kills - len(report.killed)])
+
+
 def run(label: str, points: list[Point], digests: Digests, report: Report) -> None:
     """One run of the jobs through many kills."""
     books, folder = Books(), Path(tempfile.mkdtemp(prefix="melodeon-kills-"))
@@ -204,8 +213,7 @@ def main() -> None:
     passed, report.wrong = dry_run(digests, names)
     passed = {name: count for name, count in passed.items() if name in names}
     print(f"dry run: {passed} after {time.monotonic() - began:.0f} s; {report.wrong or 'ok'}", flush=True)
-    points = enumerated(passed, asked.kills)
-    for index, hand in enumerate(dealt(points), start=1):
+    for index, hand in enumerate(hands_of(passed, asked.kills, report), start=1):
         run(f"run {index}", hand, digests, report)
     print(report.to_json(passed, time.monotonic() - began))
     sys.exit(1 if report.wrong else 0)

@@ -12,7 +12,7 @@ from melodeon.control.points import POINTS
 from tests.control.killpoints import PASSED, one
 from tests.control.killpoints_books import Books
 from tests.control.killpoints_jobs import Op, Said
-from tests.control.killpoints_real import KILLS_A_RUN, dealt, enumerated
+from tests.control.killpoints_real import KILLS_A_RUN, Report, dealt, enumerated, hands_of
 
 SAMPLE = [
     ("store.append.written", 4),
@@ -57,6 +57,20 @@ def test_each_run_kills_at_as_many_points_and_at_every_name() -> None:
     assert all("snapshot" in run[0][0] for run in runs)
     assert len({run[-1] for run in runs}) == len(runs)
     assert [len(run) for run in dealt(points[:40])] == [20, 20]
+
+
+def test_points_that_were_not_reached_are_followed_by_others() -> None:
+    report = Report()
+    hands = hands_of(dict.fromkeys(POINTS, 30), 200, report)
+    for _ in range(200 // KILLS_A_RUN):
+        hit, *missed = next(hands)
+        report.missed.append(hit)
+        report.killed += missed
+    tried = {*report.killed, *report.missed}
+    (others,) = list(hands)
+    assert len(others) == len(report.missed)
+    assert not tried & set(others)
+    assert list(hands_of({}, 200, Report())) == []
 
 
 def test_what_was_asked_and_not_answered_is_open_and_may_be_so_or_not() -> None:
