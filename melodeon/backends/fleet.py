@@ -67,7 +67,6 @@ class Fleet:
         self._watching: asyncio.Task[None] | None = None
         self._asking: dict[Key, asyncio.Task[None]] = {}
         self._lines = asyncio.Semaphore(MOST_ASKED)
-        self._zygote()  # now, so that the first job finds it ready
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -181,6 +180,7 @@ class Fleet:
 
         Begins with all that are known. Of one who reads slowly nothing but the newest is kept.
         """
+        self._zygote()  # now, so that the first job finds it ready
         observer = _Observer()
         for key, job in self._jobs.items():
             observer.put(key, job.seen())

@@ -26,8 +26,7 @@ class Warmth:
         self._log, self._user = log, user
         self._name = ""
         self._process: subprocess.Popen[bytes] | None = None
-        # Only this process holds the write end: when it is gone, however it went, so is the zygote.
-        self._lifeline, self._held = os.pipe()
+        self._lifeline: tuple[int, int] | None = None
 
     def name(self) -> str:
         """By which it is found; one is started if there is none."""
@@ -39,22 +38,27 @@ class Warmth:
 
     def close(self) -> None:
         """End it."""
-        os.close(self._held)
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        os.close(self._lifeline)
+        for fd in self._lifeline or ():
+            os.close(fd)
+        self._process, self._lifeline = None, None
 
     def _start(self, server: int) -> subprocess.Popen[bytes]:
+        if self._lifeline is None:
+            # Only this process holds the write end: when it is gone, however it went, so is the zygote.
+            self._lifeline = os.pipe()
+        fds = (server, self._lifeline[0])
         user = ["--user", self._user] if self._user else []
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "melodeon.runtime.zygote", str(server), str(self._lifeline), *user],
+                [sys.executable, "-m", "melodeon.runtime.zygote", *map(str, fds), *user],
                 cwd="/",  # nothing is imported from the folder in which the controller happens to be
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(server, self._lifeline),
+                pass_fds=fds,
                 start_new_session=True,
             )

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from melodeon.backends import limits
 from melodeon.backends.devices import SlotMap
 from melodeon.backends.fleet_folder import ended_of, read_order, write_order
 from melodeon.backends.launcher import capacity_of, job_config, launch_of, main
+from melodeon.coord import limits
 from melodeon.core.errors import UsageError
 from tests.backends.fleets import order, scripted
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run jobs as another user")
 LIMITS = """
     import resource
-    from melodeon.backends import limits
+    from melodeon.coord import limits
     limits.apply(memory=1 << 32, cuda={cuda})
     for name in ("CORE", "AS", "DATA"):
         print(resource.getrlimit(getattr(resource, f"RLIMIT_{{name}}"))[0], end=" ")
@@ -42,7 +42,7 @@ def test_limits(cuda: bool, expected: str) -> None:
 
 @pytest.mark.parametrize("nice", [0, 9])
 def test_jobs_stand_back_behind_the_service(nice: int) -> None:
-    code = "import os; from melodeon.backends import limits; limits.apply(); print(os.nice(0))"
+    code = "import os; from melodeon.coord import limits; limits.apply(); print(os.nice(0))"
     command = ["nice", "-n", str(nice), sys.executable, "-c", code]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert int(text) == min(19, max(limits.BEHIND, os.getpriority(os.PRIO_PROCESS, 0) + nice))
@@ -101,7 +101,7 @@ def test_how_a_run_ended(tmp_path: Path) -> None:
 
 BECOME = """
     import os
-    from melodeon.backends import limits
+    from melodeon.coord import limits
     limits.become(limits.find_user("nobody"))
     print(os.getresuid(), os.getresgid(), os.environ["USER"], os.environ.get("XDG_RUNTIME_DIR"))
     try:

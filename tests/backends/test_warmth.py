@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from melodeon.coord.marks import read_mark, started
+from melodeon.coord.marks import read_mark
 from tests.backends.fleets import Watcher, processes, scripted, watching
 from tests.coord.running import gone
 
@@ -64,18 +64,12 @@ def test_one_that_was_killed_is_replaced_and_its_jobs_go_on(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_without_a_zygote_nothing_is_kept_and_nothing_missed(tmp_path: Path) -> None:
+def test_where_none_can_be_kept_nothing_is_missed(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with watching(state_dir=tmp_path) as watcher:
-            warmth = watcher.fleet._warmth
-            assert warmth is not None
-            log, warmth._log = warmth._log, tmp_path / "missing" / "zygote.log"
-            assert warmth._process is not None
-            warmth._process.kill()
-            warmth._process.wait()
+        async with watching(state_dir=tmp_path / "missing") as watcher:
             await watcher.trains(scripted(tmp_path, job="a"), steps=1)
             assert (how(tmp_path, "a"), said(tmp_path, "a")) == ("nursery", "")
-            assert log.exists()
-            assert started(warmth._process.pid) is None
+            assert watcher.fleet._warmth is not None
+            assert watcher.fleet._warmth._process is None
 
     asyncio.run(scenario())
