@@ -22,7 +22,12 @@ def wish(folder: Path, job: str, *slots: int, end: bool = False, number: int = 1
 class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder, self.fleet, self.reports = folder, FakeFleet(Clock(), every_s=None), list[Report]()
-        self.hands = Hands(self.fleet, self.reports.append)
+        self.reported = asyncio.Event()
+        self.hands = Hands(self.fleet, self._hear)
+
+    def _hear(self, report: Report) -> None:
+        self.reports.append(report)
+        self.reported.set()
 
     async def want(self, *intents: Intent) -> None:
         """Say what shall be until nothing moves any more."""
@@ -107,9 +112,10 @@ def test_a_launch_that_cannot_be_is_the_jobs_end_and_others_are_tried_again(tmp_
         scene.fleet.launch = failing  # type: ignore[method-assign]
         await scene.want(scene.wish("a", 0))
         assert isinstance(scene.reports[0], Trouble)
-        deadline = asyncio.get_running_loop().time() + 10
-        while len(scene.reports) < 2 and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            while len(scene.reports) < 2:
+                scene.reported.clear()
+                await scene.reported.wait()
         ended = scene.reports[1].ended  # type: ignore[union-attr]
         assert ended is not None
         assert (ended.status, ended.reason) == ("failed", "no such folder")

@@ -89,12 +89,12 @@ def test_a_cancel_during_launch_is_kept(tmp_path: Path) -> None:
         stage.fleet.launch = slowly  # type: ignore[method-assign]
         engine, controller = stage.controller.engine, stage.controller
         asked = asyncio.ensure_future(controller.submit(spec("a", curve=CURVE), user="ada"))
-        while not engine._wishes:
-            await asyncio.sleep(0.001)
+        await engine._stirred.wait()
         await engine.turn()
         await asked
+        engine._stirred.clear()
         cancelled = asyncio.ensure_future(controller.cancel("a-1", user="ada"))
-        await asyncio.sleep(0)
+        await engine._stirred.wait()
         await engine.turn()
         assert (await cancelled).phase.value == "cancelling"
         gate.set()
