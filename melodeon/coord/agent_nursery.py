@@ -148,20 +148,26 @@ class Nursery:
             self._spawn()
 
     async def _sprout(self) -> None:
+        try:
+            pid = await self._ask_zygote()
+            self._sprouting = None
+            self._adopt(pid)
+        except OSError as error:
+            self._sprouting = None
+            self._give_up(f"the process that is to make workers cannot be started: {error}")
+        early, self._early = self._early, {}
+        for brood, writer in early.values():
+            self.heard(brood, writer)
+
+    async def _ask_zygote(self) -> int:
+        """The nursery that it has forked, or 0; why it has not is in the log."""
         config = self._config
         with self._log.open("ab") as log:
             fds = [log.fileno(), *self._lifeline()]
             made = await sprout(config.zygote, request_for(config.socket, self._env(), config.preload), fds)
             if made.refused:
                 log.write(f"torch is imported here, since {config.zygote} is of no use: {made.refused}\n".encode())
-        self._sprouting = None
-        try:
-            self._adopt(made.pid)
-        except OSError as error:
-            self._give_up(f"the process that is to make workers cannot be started: {error}")
-        early, self._early = self._early, {}
-        for brood, writer in early.values():
-            self.heard(brood, writer)
+        return made.pid
 
     def _adopt(self, pid: int) -> None:
         """Take what the zygote has made, or start one."""

@@ -232,6 +232,19 @@ def test_a_nursery_that_calls_before_its_maker_has_answered_is_not_sent_away(
     asyncio.run(main())
 
 
+def test_a_nursery_for_which_there_is_no_room_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = msgspec.structs.replace(make_config(tmp_path), zygote="any")
+        (config.node_dir / "nursery.log").mkdir(parents=True)
+        said = asyncio.get_running_loop().create_future()
+        nursery = Nursery(config, on_brood=lambda _: None, on_unsure=lambda _: None, on_hopeless=said.set_result)
+        nursery.open()
+        assert "cannot be started" in await asyncio.wait_for(said, 20)
+        await nursery.close()
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_ends_while_it_is_looked_for_is_told_as_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
