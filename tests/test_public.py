@@ -43,7 +43,9 @@ def test_every_public_name_is_there() -> None:
         melodeon.jion  # type: ignore[attr-defined] # noqa: B018
 
 
-@pytest.mark.parametrize("module", ["melodeon", "melodeon.cli.main", "melodeon.backends.runs", "melodeon.runtime"])
+@pytest.mark.parametrize(
+    "module", ["melodeon", "melodeon.cli.main", "melodeon.cli.run", "melodeon.backends.runs", "melodeon.runtime"]
+)
 def test_importing_imports_neither_torch_nor_numpy(module: str) -> None:
     program = f"import sys, {module}; print(sorted({{'torch', 'numpy'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

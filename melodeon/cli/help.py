@@ -83,19 +83,16 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """The whole command line."""
 
-    groups: Mapping[str, Sequence[str]] = {}
-    """Heading -> names of commands, in the order that help lists them."""
+    groups: Mapping[str, Mapping[str, str]] = {}
+    """Heading -> commands in the order that help lists them, each with its line there."""
 
-    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+    def list_commands(self, ctx: "Context") -> list[str]:  # noqa: ARG002
+        """Their names."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
         """A line a command, under headings."""
-        room = formatter.width - 4 - max(map(len, self.commands))
-        sections = {
-            heading: [
-                (name, command.get_short_help_str(room)) for name in names if (command := self.get_command(ctx, name))
-            ]
-            for heading, names in self.groups.items()
-        }
-        _write(formatter, sections)
+        _write(formatter, {heading: list(lines.items()) for heading, lines in self.groups.items()})
 
     def invoke(self, ctx: "Context") -> Any:
         """Run a command; Ctrl-C that it leaves to us is a request like any other."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from melodeon.cli.commands import COMMANDS, GROUPS
 from melodeon.cli.help import HEADINGS
-from melodeon.cli.main import COMMANDS, GROUPS
 from tests.cli.conftest import Melodeon
 
 
@@ -29,6 +29,27 @@ def test_help_fits_eighty_columns_and_names_values_in_words(place: Path, melodeo
     assert max(map(len, out.splitlines())) <= 80
     assert not re.search(r"[<>{}]|\[default:\n|\N{NO-BREAK SPACE}", out)
     assert "--help" in out
+
+
+def test_a_command_is_told_in_the_same_words_in_its_own_help(place: Path, melodeon: Melodeon) -> None:
+    for group in GROUPS.values():
+        for command, line in group.items():
+            own = " ".join(melodeon(command, "--help")[1].split())
+            assert line.rstrip(".") in own, command
+
+
+def test_only_the_called_command_is_imported() -> None:
+    program = (
+        "import sys; from melodeon.cli.main import app\n"
+        "try: app([*sys.argv[1:], '--help'])\n"
+        "except SystemExit: print('#', *sorted(set(sys.modules) & {'melodeon.cli.' + c for c in ('run', 'sim', 'ps')}))"
+    )
+
+    def imported(*command: str) -> str:
+        done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()[-1]
+
+    assert (imported(), imported("ps")) == ("#", "# melodeon.cli.ps")
 
 
 def test_many_options_stand_in_groups(place: Path, melodeon: Melodeon) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import melodeon
-from melodeon.cli.main import COMMANDS
+from melodeon.cli.commands import COMMANDS
 from melodeon.core.launch import Launch
 
 ROOT = Path(__file__).parents[2]
