@@ -1,6 +1,5 @@
 """`melodeon events`: the cluster's log, decisions with their reasons; `-f` goes on."""
 
-import os
 import sys
 import time
 from collections import deque
@@ -10,7 +9,7 @@ import typer
 
 from melodeon.cli.cluster import RESTART_S, complete_cluster, connect, print_value
 from melodeon.cli.job import Output, wants_json
-from melodeon.cli.output import print_titled
+from melodeon.cli.output import mute, print_titled
 from melodeon.cli.times import clock
 from melodeon.core.errors import UsageError
 from melodeon.core.text import plain
@@ -48,8 +47,7 @@ def events(
     except KeyboardInterrupt:
         pass  # how a person ends following
     except BrokenPipeError:
-        # The reader left (`| head`); Python would complain of it once more when it flushes stdout at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute(sys.stdout)
 
 
 def _newest(cluster: "Cluster", job: str | None, after: int, keep: int | None) -> "tuple[int, deque[EventInfo]]":

@@ -1,6 +1,5 @@
 """`melodeon logs`: what the workers of a job print, from another terminal, during the run or after it."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +20,7 @@ from melodeon.cli.job import (
     wants_json,
 )
 from melodeon.cli.logs_cluster import show_logs
-from melodeon.cli.output import print_json
+from melodeon.cli.output import mute, print_json
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.text import harmless as harmless
 
@@ -56,8 +55,7 @@ def logs(
     except KeyboardInterrupt:
         pass  # how a person ends following
     except BrokenPipeError:
-        # The reader left (`| head`); Python would complain of it once more when it flushes stdout at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute(sys.stdout)
 
 
 def _show_local(folder: Path, wanted: int | None, tail: int | None, *, follow: bool, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from melodeon.core.errors import MelodeonError, UsageError
 
@@ -35,6 +35,16 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise MelodeonError(f"{path} cannot be written ({error.strerror}): choose another file by -o FILE") from error
+
+
+def mute(stream: TextIO) -> None:
+    """Its reader left (`| head`): what is still in its buffer, and what comes, goes nowhere.
+
+    Python would fail once more when it flushes the stream at the end, and end with an exit code of its own.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def print_json(value: Mapping[str, object]) -> None:

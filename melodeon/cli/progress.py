@@ -6,9 +6,10 @@ Everything of ours goes to stderr, so that stdout is the script's. A display tak
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol
 
 from melodeon.backends.local import Event
+from melodeon.cli.output import mute
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -44,8 +45,6 @@ class Quiet:
 
     def __init__(self, stdout_to_stderr: bool) -> None:
         self._stdout_to_stderr = stdout_to_stderr
-        self._closed: set[TextIO] = set()
-        """Where nobody reads any more."""
 
     def event(self, event: Event) -> None:
         """Events are not shown."""
@@ -53,14 +52,12 @@ class Quiet:
     def output(self, name: str, data: bytes) -> None:
         """Pass through; a reader that went away (`| head`) does not end the run."""
         stream = sys.stdout if name == "stdout" and not self._stdout_to_stderr else sys.stderr
-        if stream in self._closed:
-            return
         try:
             stream.flush()
             stream.buffer.write(data)
             stream.buffer.flush()
         except BrokenPipeError:
-            self._closed.add(stream)
+            mute(stream)
 
     def close(self) -> None:
         """Nothing to end."""

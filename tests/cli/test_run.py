@@ -1,6 +1,7 @@
 """`melodeon run` as a person runs it: a process, its output and its exit code. Scripts here use no torch."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -123,12 +124,16 @@ def test_a_missing_torch_is_said_before_anything_starts(folder: Path) -> None:
     assert not (folder / ".melodeon").exists()
 
 
-def test_a_reader_that_leaves_does_not_end_the_run(folder: Path) -> None:
-    (folder / "chatty.py").write_text("for _ in range(50_000): print('line after line')\n")
+@pytest.mark.parametrize(("lines", "read"), [(50_000, 1), (1, 0)])
+def test_a_reader_that_leaves_does_not_end_the_run(folder: Path, lines: int, read: int) -> None:
+    (folder / "chatty.py").write_text(f"for _ in range({lines}): print('line after line')\n")
     command = [sys.executable, "-m", "melodeon", "run", "--static", "--quiet", "chatty.py"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, env=buffered, **pipes) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        for _ in range(read):
+            process.stdout.readline()
         process.stdout.close()
         assert process.wait(timeout=60) == 0
         assert process.stderr is not None
