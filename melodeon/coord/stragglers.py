@@ -10,6 +10,7 @@ from statistics import median
 from melodeon.coord.master_state import Change, MasterState, Turn, WorkerInfo
 from melodeon.coord.shares import counts_from_weights
 from melodeon.coord.views import alive, unsettled
+from melodeon.core.text import counted
 from melodeon.core.view import View
 
 
@@ -72,7 +73,8 @@ def _act(turn: Turn, view: View, seats: list[WorkerInfo], worst: WorkerInfo) -> 
         worst.eased = True
         for info, weight in zip(seats, weights, strict=True):
             info.weight = weight
-        reason = f"{figures}: it gets {fair[index]} virtual workers instead of {counts[index]}"
+        less = counted(fair[index], "virtual worker")
+        reason = f"{figures}: it gets {less} instead of {counts[index]}"
         state.queue.append(Change(what="rebalance", reason=reason))
     elif len(seats) - 1 >= max(1, state.config.min_workers):
         tried = "fewer virtual workers did not help" if worst.eased else f"it has only {counts[index]}"

@@ -77,7 +77,7 @@ class Keeper:
             return None
         found, refused = self._folder.newest_good()
         for sentence in refused:
-            self._journal.note(sentence)
+            self._journal.note(sentence, main=self.group.rank == 0)
         step = -1 if found is None else found.step
         chosen = int(self.group.share_bytes(str(step).encode(), root=0))
         if chosen < 0:

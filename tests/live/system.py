@@ -157,11 +157,12 @@ class System:
         assert code == 0, f"the job ended with {code}\n{self.log()}"
         return self
 
-    def receipt(self) -> dict[int, str]:
-        """Digest of the whole state by step."""
+    def receipt(self, *, after: int = 0) -> dict[int, str]:
+        """Digest of the whole state by step, of a run that went on from step `after`."""
         lines = (self.run_dir / "receipt.jsonl").read_text().splitlines()[1:]
         rows = [json.loads(line) for line in lines]
-        assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "every step once, in order"
+        steps = [row["step"] for row in rows]
+        assert steps == list(range(after + 1, after + len(rows) + 1)), "every step once, in order"
         return {row["step"]: row["digest"] for row in rows}
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
