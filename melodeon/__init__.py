@@ -4,7 +4,9 @@ Importing this package is cheap and needs no torch: what trains (`join`, `Job`) 
 """
 
 import importlib
+import sys
 from importlib.util import find_spec
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from melodeon.core.errors import (
@@ -22,6 +24,8 @@ from melodeon.core.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from melodeon.coord.client import JobHandle
     from melodeon.coord.client import connect as attach
     from melodeon.runtime.job import Job
@@ -61,10 +65,24 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'melodeon' has no attribute {name!r}")
     module, attribute = _LAZY[name]
     if module.startswith("melodeon.runtime") and find_spec("torch") is None:
+        before, sys.excepthook = sys.excepthook, lambda *uncaught: _say(before, *uncaught)
         raise MissingTorch(f"melodeon.{name}")
     value: object = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
+
+
+def _say(
+    before: "Callable[[type[BaseException], BaseException, TracebackType | None], object]",
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """One sentence and its exit code instead of a traceback, for the person who has nothing to mend in the script."""
+    if isinstance(error, MissingTorch):
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    before(kind, error, trace)
 
 
 def __dir__() -> list[str]:

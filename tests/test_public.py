@@ -55,8 +55,10 @@ def test_importing_imports_neither_torch_nor_numpy(module: str) -> None:
 def test_without_torch_join_says_what_to_install() -> None:
     program = "import sys; sys.modules['torch'] = None; import melodeon; melodeon.join(virtual_workers=2)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith("melodeon.join needs PyTorch, which is not installed here: pip install 'melodeon[train]'")
+    assert done.stderr == (
+        "error: melodeon.join needs PyTorch, which is not installed here: pip install 'melodeon[train]'\n"
+    )
+    assert done.returncode == 2
 
 
 def test_help_is_fast() -> None:
