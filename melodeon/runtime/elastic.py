@@ -29,6 +29,7 @@ from melodeon.runtime.group import Group
 from melodeon.runtime.hybrid import scaled
 from melodeon.runtime.link import Link
 from melodeon.runtime.reduce import Signals
+from melodeon.runtime.rehearsal import rehearse
 from melodeon.runtime.views import NOTHING, Standing, Views
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Elastic:
 
     def join(self, definition: dict[str, Any]) -> None:
         """The model is built: wait for a seat, and take it."""
+        rehearse(self._course.engine.device)
         text = json.dumps(definition, sort_keys=True, default=str)
         self._definition = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         self._link.post(
