@@ -360,7 +360,8 @@ def test_a_job_goes_on_when_its_controller_is_killed(tmp_path: Path) -> None:
             assert seen.alive
             assert seen.training
             assert seen.views == 1
-            assert seen == await watcher.fleet.adopt(tmp_path / "job-1", "job-1", 1) or seen.alive
+            again = await watcher.fleet.adopt(tmp_path / "job-1", "job-1", 1)
+            assert (again.alive, again.training, again.views, again.slots) == (True, True, 1, seen.slots)
             await watcher.until(lambda now: now.step > seen.step)
             await watcher.fleet.place("job-1", 1, {"node000": (0, 2)})
             await watcher.until(lambda now: len(now.slots["node000"]) == 2)
@@ -408,13 +409,18 @@ def test_what_was_never_begun_is_claimed(tmp_path: Path) -> None:
 def test_jobs_side_by_side(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with watching() as watcher:
-            for number in range(3):
-                job = f"side-{number}"
-                await watcher.fleet.launch(scripted(tmp_path, steps=80, job=job, slots={"node000": (number,)}))
-            for number in range(3):
-                assert (await watcher.ended(f"side-{number}")).status == "done"
-            together = {job for job, _ in watcher.newest}
-            assert together == {"side-0", "side-1", "side-2"}
+            jobs = [f"side-{number}" for number in range(3)]
+            for number, job in enumerate(jobs):
+                await watcher.fleet.launch(scripted(tmp_path, job=job, slots={"node000": (number,)}))
+            for job in jobs:
+                await watcher.until(lambda seen: seen.training, job)
+            together = [watcher.newest[job, 1] for job in jobs]
+            assert [(seen.training, seen.slots["node000"]) for seen in together] == [(True, (n,)) for n in range(3)]
+            await watcher.fleet.stop("side-1", 1)
+            assert (await watcher.ended("side-1")).status == "stopped"
+            for job in ("side-0", "side-2"):  # and the others train on
+                before = watcher.newest[job, 1].step
+                await watcher.until(lambda seen, before=before: seen.step > before, job)
 
     asyncio.run(scenario())
     assert not processes(tmp_path)

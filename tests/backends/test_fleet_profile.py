@@ -21,7 +21,7 @@ def test_speed_is_measured_at_several_sizes(tmp_path: Path) -> None:
             await watcher.fleet.launch(scripted(tmp_path, slots={"node000": (0, 1)}))
             rates = await watcher.fleet.profile("job-1", 1, 1, 2)
             assert all(set(seen.slots.get("node000", ())) <= {0, 1} for seen in watcher.all)
-            assert 1 in rates
+            assert set(rates) == {1, 2}
             assert all(rate > 0 for rate in rates.values())
             with pytest.raises(UsageError, match="a profile of 3 to 99 workers"):
                 await watcher.fleet.profile("job-1", 1, 3, 99)
@@ -39,7 +39,7 @@ def test_a_profile_that_a_controller_did_not_live_to_see_is_taken_up_by_the_next
             asked.cancel()
             await other.fleet.adopt(tmp_path / "job-1", "job-1", 1)
             rates = await other.fleet.profile("job-1", 1, 1, 2)
-            assert 1 in rates
+            assert set(rates) == {1, 2}
             assert events.read_text().count('"what": "profile"') == 1
             # Once it is over it is not taken again for whoever asks again.
             assert await other.fleet.profile("job-1", 1, 1, 2) == rates

@@ -186,6 +186,7 @@ def test_wait_ends_as_the_job_does(cluster: Serving, melodeon: Melodeon) -> None
 
 def test_wait_ends_with_one_where_the_job_failed(cluster: Serving, melodeon: Melodeon) -> None:
     melodeon("submit", "work/job.yaml", "--restarts", "0")
+    cluster.running("cnn-1")
     how = Ended(status="failed", exit_code=1, reason="a loss is NaN")
 
     async def fail() -> None:
@@ -210,6 +211,7 @@ def test_waiting_can_have_an_end_of_its_own(cluster: Serving, melodeon: Melodeon
 
 def test_show_tells_the_story(cluster: Serving, melodeon: Melodeon) -> None:
     melodeon("submit", "work/job.yaml", "--deadline", "2d")
+    cluster.running("cnn-1")
     code, out, _ = melodeon("show")
     assert (code, narrow(out), out.splitlines()[0]) == (0, True, "cnn-1  running")
     assert re.search(r"^\d\d:\d\d:\d\d  submitted by root: 100,000 steps; deadline ", out, re.MULTILINE)
@@ -223,6 +225,7 @@ def test_ps_lists_the_cluster_and_then_this_machine(cluster: Serving, melodeon: 
     code, out, _ = melodeon("ps")
     assert (code, out.startswith("no job on the cluster (0 of 8 devices in use, policy elasticflow)")) == (0, True)
     melodeon("submit", "work/job.yaml", "--deadline", "2d", "--name", "a" * 40)
+    cluster.running("a" * 40 + "-1")
     melodeon("submit", "work/job.yaml", "--deadline", "1s")
     with running_job(cluster.work, "20261115-132710-1fc0"):
         out = melodeon("ps")[1]

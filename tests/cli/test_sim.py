@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,27 @@ def test_stopping_on_the_way_to_show_progress_changes_nothing(place: Path) -> No
         for key, value in quiet.values.items():
             if not key.startswith("decision"):
                 assert loud.values[key] == pytest.approx(value), key
+
+
+def test_a_terminal_shows_how_far_all_are_and_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from melodeon.cli.sim import _bars
+    from melodeon.cli.simruns import Task
+
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    tasks = [
+        Task(number=number, trace=0, trace_name="small", policy=policy, cluster="2x4", seed=1, slot_s=60.0)
+        for number, policy in enumerate(("edf", "fifo"))
+    ]
+    with _bars(tasks, [60]) as tell:
+        tell(tasks[0], 30)
+        tell(tasks[1], 6)
+    lines = [line.split() for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", " ", terminal.getvalue()).splitlines()]
+    for name, count in (("jobs", "36/120"), ("edf", "30/60"), ("fifo", "6/60")):
+        assert any(name in line and count in line for line in lines), terminal.getvalue()
 
 
 def test_traces_are_drawn_by_their_seed(place: Path, melodeon: Melodeon) -> None:

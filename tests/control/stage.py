@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from melodeon.backends.fleet_fake import FakeFleet
 from melodeon.control.controller import Controller
+from melodeon.control.desk import Wish
 from melodeon.control.store import Store
 from melodeon.core.cluster import Cluster
 from melodeon.core.overhead import Overheads
@@ -50,10 +51,11 @@ class Stage:
         self.fleet = FakeFleet(self.clock, every_s=None, overheads=self.overheads, curves={"*": CURVE})
         self._made = {"policy": policy, "margin": margin, **options}
         self._cluster = Cluster.parse(cluster)
+        self._asked = asyncio.Event()
         self.controller = self._make()
 
     def _make(self) -> Controller:
-        return Controller(
+        made = Controller(
             Store(self.folder / "cluster.db", snapshot_every=25),
             self.fleet,
             self._cluster,
@@ -62,6 +64,14 @@ class Stage:
             clock=self.clock,
             **self._made,
         )
+        ask = made.engine.ask
+
+        async def heard(wish: Wish) -> object:
+            self._asked.set()
+            return await ask(wish)
+
+        made.engine.ask = heard  # type: ignore[method-assign]
+        return made
 
     async def __aenter__(self) -> "Stage":
         await self.controller.engine.begin()
@@ -125,11 +135,14 @@ class Stage:
         engine = self.controller.engine
         self.fleet.look()
         while not task.done():
-            await asyncio.wait([task], timeout=0.001)
-            if engine._wishes:
+            while engine._wishes:
                 for seen in self.fleet.news():
                     engine.report(seen)
                 await engine.turn()
+            self._asked.clear()
+            asked = asyncio.ensure_future(self._asked.wait())
+            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
         await engine.settle()
         await self.settle()
         return task.result()

@@ -6,11 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from melodeon.backends.fleet_fake import FakeFleet
@@ -23,7 +23,9 @@ from melodeon.core.errors import Unreachable, UsageError
 SERVE = """
 import sys
 from pathlib import Path
+from melodeon.control import service
 from melodeon.control.service import ServeConfig, serve_forever
+service.GRACE_S = 600.0  # whatever holds up its end would do so for longer than anybody here waits
 state, port = Path(sys.argv[1]), int(sys.argv[2])
 config = ServeConfig(state=state, port=port, cluster="1x4:cpu", roots=(state.parent,))
 serve_forever(config, lambda ready: print(ready.login_url, flush=True))
@@ -77,15 +79,13 @@ def test_it_is_found_answers_and_stops_when_asked(running: Process, state: Path,
     assert state.stat().st_mode & 0o777 == 0o700
     for name in ("token", "address.json", "cluster.db"):
         assert (state / name).stat().st_mode & 0o777 == 0o600, name
+    assert "server" not in httpx.get(running.login_url).headers, "nobody is told what it is made of"
     with Cluster(state=state) as by_state, Cluster() as by_user:
         assert by_state.overview().num_devices == 4
         assert by_user.url == by_state.url
         events = by_user.follow_events(0)
         assert next(events).seq == 1
-        # An open stream does not hold it up.
-        began = time.monotonic()
-        assert running.end(number) == 0
-        assert time.monotonic() - began < 10
+        assert running.end(number) == 0, "an open stream does not hold it up"
         events.close()  # type: ignore[attr-defined]
     assert not (state / "address.json").exists()
     assert not address.pointer().exists()

@@ -50,6 +50,15 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     store.close()
 
 
+def test_what_is_acknowledged_is_on_the_disk_before(tmp_path: Path) -> None:
+    """Not only safe from the end of the process but from that of the machine."""
+    store = Store(tmp_path / "cluster.db")
+    settings = [store._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    store.close()
+    full = 2
+    assert settings == ["wal", full]
+
+
 def test_a_snapshot_and_the_rest_are_the_whole_log(tmp_path: Path) -> None:
     store = Store(tmp_path / "cluster.db", snapshot_every=10)
     for number in range(1, 35):

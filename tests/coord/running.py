@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.local import Event
@@ -41,6 +41,7 @@ class Running:
         self.folder = folder / "run"
         self.folder.mkdir()
         self.events: list[Event] = []
+        self._news = threading.Condition()
         self.output = b""
         self.outcome: Outcome | None = None
         self._config = Elastic(
@@ -75,9 +76,14 @@ class Running:
             Launch(),
             self.folder,
             self._config,
-            on_event=self.events.append,
+            on_event=self._see,
             on_output=self._hear,
         )
+
+    def _see(self, event: Event) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
 
     def _hear(self, _name: str, data: bytes) -> None:
         self.output += data
@@ -121,15 +127,21 @@ class Running:
 
     def wait_for(self, kind: str, **values: object) -> Event:
         """The event with these values, when it has come."""
-        return eventually(
-            lambda: next((e for e in self.kinds(kind) if all(e.get(k) == v for k, v in values.items())), None)
-        )
+        return self._await(kind, lambda event: all(event.get(key) == value for key, value in values.items()))
 
     def wait_for_view(self, *workers: int) -> Event:
         """The view of these workers, whatever their order, when all have entered it."""
-        return eventually(
-            lambda: next((e for e in self.kinds("view") if sorted(e["workers"]) == sorted(workers)), None)
-        )  # type: ignore[call-overload]
+        return self._await("view", lambda event: sorted(cast("list[int]", event["workers"])) == sorted(workers))
+
+    def wait_for_another_master(self) -> Event:
+        """The second one, when it is elected."""
+        return self._await("master", lambda event: event is not self.kinds("master")[0])
+
+    def _await(self, kind: str, is_it: Callable[[Event], bool], within_s: float = 30.0) -> Event:
+        with self._news:
+            found = self._news.wait_for(lambda: next(filter(is_it, self.kinds(kind)), None), within_s)
+        assert found is not None, f"no such {kind} event has come within {within_s:.0f} s"
+        return found
 
     def log(self, worker: int) -> str:
         return "".join((self.folder / f"worker-{worker}.{end}").read_text() for end in ("log", "err"))

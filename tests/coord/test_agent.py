@@ -9,6 +9,7 @@ import pytest
 
 from melodeon.coord.marks import read_marks
 from melodeon.core.errors import Unreachable
+from tests.coord.etcd_process import EtcdMember
 from tests.coord.running import Running, eventually, gone
 
 
@@ -18,7 +19,8 @@ def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_killed_worker_is_reported_at_once(tmp_path: Path) -> None:
-    with Running(tmp_path, workers=3) as job:
+    patient = {"ttl_s": 60.0, "silence_s": 60.0, "resend_s": 60.0}  # nothing follows from a time-out
+    with Running(tmp_path, workers=3, elastic=patient) as job:
         job.wait_for_view(0, 1, 2)
         killed_at = time.monotonic()
         os.kill(job.workers()[1], signal.SIGKILL)
@@ -27,7 +29,7 @@ def test_a_killed_worker_is_reported_at_once(tmp_path: Path) -> None:
         view = job.wait_for_view(0, 2)
         assert (view["generation"], view["planned"]) == (2, False)
         print(f"from the kill to the notice: {[f'{s * 1000:.1f} ms' for s in took]}")
-        assert max(took) < 0.25  # typically 5 ms; the machine is shared
+        assert max(took) < 2.0  # typically 5 ms; the machine is shared
 
 
 def test_a_lost_worker_is_replaced_in_the_background(tmp_path: Path) -> None:
@@ -113,14 +115,26 @@ def test_agent_and_nursery_killed_together(tmp_path: Path) -> None:
 
 
 def test_another_agent_takes_over_from_a_killed_master(tmp_path: Path) -> None:
-    with Running(tmp_path, workers=4, agents=2) as job:
+    with Running(tmp_path, workers=4, agents=2, elastic={"ttl_s": 4.0}) as job:  # it is back before its lease ends
         job.wait_for_view(0, 1, 2, 3)
         workers = job.workers()
         first = job.kinds("master")[0]
         os.kill(job.agent(int(str(first["agent"])[-1])), signal.SIGKILL)
-        second = eventually(lambda: job.kinds("master")[1:])[0]
+        second = job.wait_for_another_master()
         assert second["fence"] > first["fence"]
         job.handle.scale_in(workers=[0])
+        job.wait_for_view(1, 2, 3)
+        assert job.workers() == {w: pid for w, pid in workers.items() if w != 0}
+
+
+def test_a_job_whose_store_is_etcd_loses_its_master_too(tmp_path: Path, etcd_member: EtcdMember) -> None:
+    with Running(tmp_path, workers=4, agents=2, elastic={"store": etcd_member.url, "ttl_s": 4.0}) as job:
+        job.wait_for_view(0, 1, 2, 3)
+        workers, first = job.workers(), job.kinds("master")[0]
+        os.kill(job.agent(int(str(first["agent"])[-1])), signal.SIGKILL)
+        second = job.wait_for_another_master()
+        assert second["fence"] > first["fence"]  # type: ignore[operator]
+        assert job.handle.scale_in(workers=[0]).ok
         job.wait_for_view(1, 2, 3)
         assert job.workers() == {w: pid for w, pid in workers.items() if w != 0}
 

@@ -169,4 +169,4 @@ def test_a_registry_that_cannot_be_made_is_told_with_the_way_out(
 def test_a_file_of_another_version_is_passed_over() -> None:
     (registry.folder() / "odd.json").write_text("{}")
     registry.write(entry("mine"))
-    assert eventually(lambda: [e.id for e in registry.entries()]) == ["mine"]
+    assert [e.id for e in registry.entries()] == ["mine"]

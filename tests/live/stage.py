@@ -92,6 +92,9 @@ class Stage:
             step = self._play_agent(case)
         self.settle()
         self.advance()
+        # Of agents two are hurt at a time, and all workers may be given up with them.
+        again = [] if case.role in AGENT_ROLES else self.system.events("restart")
+        assert not again, f"somebody still had the state, and the job began again: {again[-1]}"
         return step
 
     def see(self, case: Case) -> None:
@@ -326,6 +329,7 @@ AGENTS: dict[str, Callable[[Stage, str], None]] = {
     "deposed": lambda stage, _agent: stage.hurt_agent(stage._master(), signal.SIGKILL),
     "alone": lambda stage, agent: stage.stop_other(agent),
 }
+AGENT_ROLES = ("master", "other")
 PROVOKED = {
     "agent.exit": "bereaved",
     "agent.registered": "restarted",

@@ -89,7 +89,10 @@ def storm(
                 sys.stderr.write(f"{time.monotonic() - began:6.1f} s, step {system.last_step()}: {what}\n")
         # After the last fault one worker may be left to do all that remains.
         alone_s = (steps - system.last_step()) * VIRTUAL_WORKERS * pace_s
-        return system.well(limit_s=180 + 2 * alone_s).receipt(), expected
+        receipt = system.well(limit_s=180 + 2 * alone_s).receipt()
+        again = system.events("restart")
+        assert not again, f"somebody always had the state, and the job began again: {again}"
+        return receipt, expected
 
 
 def main() -> int:

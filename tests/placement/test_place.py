@@ -139,7 +139,7 @@ def test_a_growing_job_stays_around_its_devices_when_the_buddy_is_free() -> None
 
 
 def test_fragmentation_is_cured_by_moving_the_job_that_is_not_pinned() -> None:
-    # Seven of eight devices of each of two nodes, as in ElasticFlow's section 4.3, in powers of two.
+    # Three devices of each node are free, and a job wants four of one: the fragments of ElasticFlow's section 4.3.
     cluster = Cluster.parse("2x4")
     held = {JobId("a"): (Block(GPU, 0, 1),), JobId("b"): (Block(GPU, 4, 1),)}
     placed = place(cluster, held, [share("a", 1, pinned=True), share("b", 1), share("c", 4)])

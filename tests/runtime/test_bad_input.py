@@ -143,6 +143,18 @@ def test_models_whose_result_depends_on_the_split(join: Join, layer: nn.Module, 
         join().wrap(nn.Sequential(nn.Linear(4, 4), layer))
 
 
+def test_a_script_that_forgets_to_wrap(join: Join) -> None:
+    job = join()
+    model = nn.Linear(parts.FEATURES, parts.CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = job.loader(parts.data(16), batch_size=2)
+    with refused("no model is wrapped: call model, optimizer = job.wrap"):
+        for _ in job.epochs(1):
+            for x, y in loader:
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
 def test_no_model(join: Join) -> None:
     job = join()
     job.wrap(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))

@@ -1,5 +1,6 @@
 """Mistakes that show only between workers: one sentence each, a non-zero exit, and nobody goes on alone."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ def test_several_workers(
 ) -> None:
     ended = run(case, split, tmp_path / "run", **options)
     assert all(ended.codes), "nobody goes on alone"
+    assert -signal.SIGKILL not in ended.codes, "nobody is stuck"
     assert code in ended.codes
     assert any(sentence in error for error in ended.errors), ended.errors
     assert len(ended.errors) <= len(split), "every worker says it once"

@@ -7,7 +7,6 @@ import random
 import select
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -248,17 +247,18 @@ def test_close_ends_the_processes_and_can_be_repeated(plan):
     feed.take(0, 0)
     children = set(multiprocessing.active_children()) - before
     assert len(children) == 2
-    begin = time.monotonic()
     feed.close()
-    assert time.monotonic() - begin < 4
     feed.close()
-    assert not any(process.is_alive() for process in children)
+    assert [process.exitcode for process in children] == [0, 0]  # they went by themselves; PyTorch ends who does not
 
 
 WORKER = """
 import multiprocessing, sys, torch
+from torch.utils.data._utils import worker
 from melodeon.core.sampling import EpochPlan
 from melodeon.runtime.feed import Feed
+assert worker.MP_STATUS_CHECK_INTERVAL == 5.0
+worker.MP_STATUS_CHECK_INTERVAL = 600.0  # PyTorch's own watch would be in time only now and then: leave it out
 feed = Feed(torch.arange(22), plan=EpochPlan(22, 4, 2), seed=0, shuffle=True, num_workers=1)
 feed.start(range(4), 0)
 feed.take(0, 0)
@@ -272,7 +272,6 @@ def test_loader_processes_end_with_a_killed_worker():
     with subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         loader_process = os.pidfd_open(int(worker.stdout.readline()))
         worker.kill()
-        # PyTorch's own watch would take up to 5 s, in which the worker's sockets stay open.
-        ended, _, _ = select.select([loader_process], [], [], 2)
+        ended, _, _ = select.select([loader_process], [], [], 30)
         os.close(loader_process)
     assert ended

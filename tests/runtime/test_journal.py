@@ -9,6 +9,7 @@ import pytest
 from melodeon.core import receipt as receipts
 from melodeon.core.definition import Definition
 from melodeon.core.launch import Launch
+from melodeon.runtime import journal as journals
 from melodeon.runtime.digest import digest_state
 from melodeon.runtime.journal import Journal
 
@@ -56,7 +57,9 @@ def test_who_takes_over_goes_on_with_the_means_behind_the_last_whole_line(tmp_pa
     assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
-def test_events_go_to_the_launcher_one_line_each(tmp_path: Path) -> None:
+def test_events_go_to_the_launcher_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 100.1])
+    monkeypatch.setattr(journals.time, "monotonic", lambda: next(clock))
     heard, events = os.pipe()
     journal = Journal(Launch(run_dir=str(tmp_path), event_fd=events))
     journal.event("joined", worker=0, where=tmp_path)

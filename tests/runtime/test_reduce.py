@@ -1,5 +1,6 @@
 """The reducers sum in their order on every split and over every transport, missing gradients included."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from melodeon.core.errors import UsageError
 from melodeon.runtime import exchange
 from melodeon.runtime.buckets import ddp_buckets
 from melodeon.runtime.group import Group
-from melodeon.runtime.guard import marks_of
+from melodeon.runtime.guard import grads_of, marks_of
 from melodeon.runtime.reduce import Header
 from melodeon.runtime.reduce_ddp import DdpReducer
 from melodeon.runtime.reduce_tree import TreeReducer
@@ -141,6 +142,59 @@ def test_ddp_is_what_gloo_sums(virtual_workers: int) -> None:
         for result in reduce_on(DdpReducer, counts, rows):
             flat = torch.cat([value.view(-1) for index in bucket.indices if (value := result[index]) is not None])
             assert same_bits(flat, expected)
+
+
+@pytest.mark.parametrize("kind", [TreeReducer, DdpReducer])
+def test_full_buckets_are_exchanged_while_the_last_backward_goes_on(kind: Any) -> None:
+    """The gradient of the first parameter comes only when the others have been exchanged; the second step is sent so,
+    in the first `ddp` has one bucket for all.
+    """
+
+    def work(group: Group) -> list[bool]:
+        params = [torch.nn.Parameter(torch.ones(300_000)) for _ in range(2)]  # more than the first bucket's 1 MiB each
+        reducer = kind(params, ["first", "last"], group, Assignment((1, 1)))
+        seen: list[bool] = []
+        for step in range(2):
+            exchanged = threading.Event()
+            lane = reducer._lanes[0]
+            real = type(lane).reduce
+
+            def reduce(lane: Any = lane, real: Any = real, exchanged: threading.Event = exchanged) -> None:
+                real(lane)
+                exchanged.set()
+
+            lane.reduce = reduce
+            reducer.drop_gradients()
+            reducer.before(group.rank, marks_of(params), first=True, final=True)
+            hidden = params[0] * 2.0
+            if step == 1:
+                hidden.register_hook(lambda _, exchanged=exchanged: seen.append(exchanged.wait(20)))
+            (hidden * params[1]).sum().backward()
+            reducer.after(group.rank)
+            reducer.finish(finite=True, fingerprint=0, buffer_bytes=0)
+        reducer.close()
+        return seen
+
+    assert on_workers(2, work) == [[True], [True]]
+
+
+@pytest.mark.parametrize("virtual_workers", [1, 2, 5, 8, 16, 23])
+def test_the_tree_keeps_few_sets_of_gradients_and_adds_in_place(virtual_workers: int) -> None:
+    params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    names = [str(index) for index in range(len(SHAPES))]
+    reducer = TreeReducer(params, names, Group(0, 1), Assignment((virtual_workers,)))
+    rows = gradients(virtual_workers)
+    known: set[int] = set()
+    for rank in range(virtual_workers):
+        backward(reducer, params, rank, rows[rank])
+        sets = [partial.grads if partial.grads is not None else grads_of(params) for partial in reducer._stack]
+        assert len(sets) <= virtual_workers.bit_length()
+        held = {id(grad) for grads in sets for grad in grads}
+        arrived = {id(param.grad) for param in params}
+        assert held <= known | arrived, "sums lie where gradients lay"
+        known = held
+    reducer.finish(finite=True, fingerprint=0, buffer_bytes=0)
+    assert all(same_bits(param.grad, in_the_tree(rows, index)) for index, param in enumerate(params))
 
 
 @pytest.mark.parametrize("kind", [TreeReducer, DdpReducer])

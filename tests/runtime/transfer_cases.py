@@ -1,5 +1,6 @@
 """States and worker processes for the tests of transfers."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -99,6 +100,8 @@ class Workers:
         for process in self.processes.values():
             process.kill()
             process.join()
+        for pipe in self.pipes.values():
+            pipe.close()
 
     def _take(self, number: int) -> Any:
         assert wait([self.pipes[number]], timeout=LIMIT_S), f"worker {number} says nothing"
@@ -177,9 +180,8 @@ def leave_a_child_and_die(pipe: Connection) -> None:
     def act() -> None:
         child = os.fork()
         if child == 0:
-            # What the pytest process would wait for must not stay open in the orphan; it ends by itself.
-            pipe.close()
-            time.sleep(3)  # it is the test's subject that somebody lives on meanwhile
+            with contextlib.suppress(EOFError):
+                pipe.recv()  # lives on until the test is over
             os._exit(0)
         pipe.send(time.monotonic())
         os.kill(os.getpid(), signal.SIGKILL)

@@ -129,6 +129,14 @@ def test_a_job_that_comes_while_its_only_type_with_room_is_down_runs_when_that_i
     assert all(outcome.finished_s is not None for outcome in result.outcomes)
 
 
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_policy_is_a_value_and_has_no_memory_of_its_own(name: str) -> None:
+    policy = make_policy(name)
+    assert policy == make_policy(name)
+    with pytest.raises((AttributeError, TypeError)):
+        policy.memory = "of the last round"  # type: ignore[attr-defined]
+
+
 def test_an_unknown_policy_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="'elastikflow' is not known: did you mean 'elasticflow'"):
         make_policy("elastikflow")

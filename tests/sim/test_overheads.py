@@ -120,6 +120,20 @@ def test_whoever_grows_onto_devices_that_are_being_left_trains_on_until_they_are
     assert ends(run(jobs, script, slow))["b"] == pytest.approx(14.5 + 80 / 3 + 2.0)
 
 
+def test_a_job_that_makes_room_pays_the_pause_of_its_model() -> None:
+    costs = Overheads(default=flat(0.0), by_model=(("bert", flat(3.0)), ("gpt2", flat(5.0))))
+    jobs = [job(name, 400.0, LINEAR, model=model) for name, model in zip("abcd", ("bert", "gpt2") * 2, strict=True)]
+    # Two are left on two nodes, one each, when another wants a whole node.
+    script = {0.0: dict.fromkeys("abcd", 2), 10.0: {"a": 2, "c": 2}, 20.0: {"a": 2, "c": 2, "b": 4}}
+    config = SimConfig(cluster=Cluster.parse("2x4"), overheads=costs)
+    found = {outcome.id: outcome for outcome in Simulation(config, jobs, Script(script)).run(100.0).result().outcomes}
+    assert sorted((found[JobId(name)].num_migrations, found[JobId(name)].pause_s) for name in "ac") == [
+        (0, 0.0),
+        (1, 3.0),
+    ]
+    assert found[JobId("b")].pause_s == 5.0
+
+
 def test_policies_can_be_told_of_other_costs_than_the_real_ones() -> None:
     seen: list[Overheads] = []
 

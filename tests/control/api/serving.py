@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import traceback
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from melodeon.control.controller import Controller
 from melodeon.control.store import Store
 from melodeon.core.cluster import Cluster
 from melodeon.core.errors import UsageError
-from melodeon.core.service import LogChunk
+from melodeon.core.service import LogChunk, Phase
 from melodeon.sched.quota import Quota
 from melodeon.sched.tick import Rules
 
@@ -29,6 +29,7 @@ TOKEN = "operator-token-0123456789"
 ANN, BOB = "ann-token-0123456789", "bob-token-0123456789"
 CURVE = {"1": 2.0, "2": 3.8, "4": 7.0}
 START_S = 20.0
+WAIT_S = 30.0
 
 
 class _Server(uvicorn.Server):
@@ -127,7 +128,33 @@ class Serving:
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run something in the service's own loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S + START_S)
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait for something that a turn of the controller brings about."""
+        self.do(self._until(true))
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        engine = self.controller.engine
+        turn, turned = engine.turn, asyncio.Event()
+
+        async def turning() -> None:
+            await turn()
+            turned.set()
+
+        engine.turn = turning  # type: ignore[method-assign]
+        engine._stirred.set()  # a turn that is under way already would not be noticed
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not true():
+                    turned.clear()
+                    await turned.wait()
+        finally:
+            engine.turn = turn  # type: ignore[method-assign]
+
+    def running(self, job: str) -> None:
+        """Wait until a job trains."""
+        self.until(lambda: self.controller.job(job).phase is Phase.RUNNING)
 
     # --- asking ---
 

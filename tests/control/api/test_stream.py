@@ -3,8 +3,6 @@
 import asyncio
 import json
 import socket
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -66,6 +64,21 @@ def test_a_mark_of_another_log_begins_now(service: Serving) -> None:
         assert next(lines(response))["job"] == name
 
 
+async def left_by_all(hub: Hub) -> None:
+    """Wait until the last reader has left."""
+    leave, empty = hub.leave, asyncio.Event()
+
+    def leaving() -> None:
+        leave()
+        if not hub.num_readers:
+            empty.set()
+
+    hub.leave = leaving  # type: ignore[method-assign]
+    if hub.num_readers:
+        await asyncio.wait_for(empty.wait(), 20)
+    hub.leave = leave  # type: ignore[method-assign]
+
+
 def test_a_hundred_readers_that_do_not_read_hold_up_nobody(service: Serving) -> None:
     request = f"GET {STREAM}?after=0 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
     sockets = []
@@ -87,9 +100,7 @@ def test_a_hundred_readers_that_do_not_read_hold_up_nobody(service: Serving) -> 
     finally:
         for line in sockets:
             line.close()
-    until = time.monotonic() + 20
-    while service.hub.num_readers and time.monotonic() < until:
-        threading.Event().wait(0.05)
+    service.do(left_by_all(service.hub))
     assert service.hub.num_readers == 0
 
 

@@ -18,7 +18,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from melodeon.backends.fleet_values import Seen
 from melodeon.core.overhead import Overheads, Pause
 from melodeon.core.service import LogChunk
-from tests.control.api.serving import TOKEN, Serving, StrictFleet
+from tests.control.api.serving import TOKEN, WAIT_S, Serving, StrictFleet
 
 T = TypeVar("T")
 
@@ -26,7 +26,6 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 HOSTILE_LINE = "</pre><script>document.title='owned'</script><b id=owned>&amp; \"quoted\"\n"
 CURVE = {1: 20.0, 2: 38.0, 4: 70.0, 8: 120.0}
 PAUSES = Overheads(default=Pause(base_s=0.3, connect_s=0.1), first_start=True)
-WAIT_S = 30.0
 
 
 class HostileFleet(StrictFleet):
@@ -73,7 +72,7 @@ def showing(folder: Path, **options: Any) -> Iterator[Showing]:
 
 
 def eventually(look: Callable[[], T], *, within_s: float = WAIT_S) -> T:
-    """What a look finds, once it finds something."""
+    """What a look finds, once it finds something. For what a browser shows: it can only be asked again."""
     until = time.monotonic() + within_s
     while True:
         found = look()

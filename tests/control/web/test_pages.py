@@ -11,7 +11,7 @@ from melodeon.control.web.views import row_of
 from melodeon.core.service import OVER, JobInfo, Phase
 from tests.control.api.serving import ANN, TOKEN
 from tests.control.web.reading import read
-from tests.control.web.showing import HOSTILE, Showing, eventually, showing
+from tests.control.web.showing import HOSTILE, Showing, showing
 
 PAGES = ("/", "/jobs", "/cluster", "/what-if", "/events")
 AS_BROWSER = {"Accept": "text/html", "Sec-Fetch-Site": "same-origin"}
@@ -30,8 +30,7 @@ def send(service: Showing, path: str, token: str = TOKEN, *, script: bool = True
 
 
 def phase(service: Showing, job: str) -> str:
-    with service.client() as client:
-        return str(client.get(f"/api/v1/jobs/{job}").json()["phase"])
+    return service.controller.job(job).phase.value
 
 
 # --- what is shown ---
@@ -89,7 +88,7 @@ def test_jobs_of_many_kinds_are_shown_on_every_page(service: Showing) -> None:
     long = service.submit("long", 50_000, deadline="2h")
     gone = service.submit("gone", 50_000)
     assert send(service, f"/jobs/{gone}/cancel").status_code == 200
-    eventually(lambda: phase(service, short) == "done" and phase(service, gone) == "cancelled")
+    service.until(lambda: phase(service, short) == "done" and phase(service, gone) == "cancelled")
     page = read(fetch(service, "/").text)
     for job in (short, late, long, gone):
         assert page.find("a", href=f"/jobs/{job}"), job
@@ -124,7 +123,7 @@ def test_a_job_is_found_by_the_beginning_of_its_name(service: Showing) -> None:
 
 def test_what_people_write_is_never_markup(service: Showing) -> None:
     job = service.submit("hostile", 2000, run=["train.py", HOSTILE, "</pre><script>1</script>"], env={"A": HOSTILE})
-    eventually(lambda: HOSTILE in service.controller.job(job).metrics)
+    service.until(lambda: HOSTILE in service.controller.job(job).metrics)
     for path in (f"/jobs/{job}", "/", f"/jobs/{job}/facts", "/events"):
         html = fetch(service, path).text
         assert "<img" not in html, path
@@ -132,7 +131,8 @@ def test_what_people_write_is_never_markup(service: Showing) -> None:
         read(html)
     page = read(fetch(service, f"/jobs/{job}").text)
     assert HOSTILE in page.text
-    eventually(lambda: HOSTILE in fetch(service, f"/jobs/{job}/chart.json").json()["metrics"]["names"])
+    service.until(lambda: HOSTILE in service.controller.series(job).columns)
+    assert HOSTILE in fetch(service, f"/jobs/{job}/chart.json").json()["metrics"]["names"]
     for path in (f"/jobs/{HOSTILE}", f"/jobs?find={HOSTILE}", f"/events?job={HOSTILE}", f"/jobs?phase={HOSTILE}"):
         answer = fetch(service, path)
         assert "<img" not in answer.text, path
@@ -173,7 +173,7 @@ def test_forms_do_what_they_say_and_answer_in_a_sentence(service: Showing) -> No
     answer = send(service, f"/jobs/{job}/scale", workers="2")
     assert (answer.status_code, answer.headers["hx-retarget"]) == (200, "#said")
     assert "fixed at 2 workers" in answer.text
-    eventually(lambda: service.controller.job(job).workers == 2)
+    service.until(lambda: service.controller.job(job).workers == 2)
     assert "fixed at 2" in fetch(service, f"/jobs/{job}/facts").text
     assert "back with the policy" in send(service, f"/jobs/{job}/scale", workers="").text
     assert send(service, f"/jobs/{job}/scale", workers="-3").status_code == 422

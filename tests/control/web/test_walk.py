@@ -45,7 +45,7 @@ def step(browser: Browser, job: str) -> int:
 
 
 def test_the_walk(service: Showing, walker: Browser, tmp_path: Path) -> None:
-    first = service.submit("first", 6000, deadline="10m")
+    first = service.submit("first", 30_000, deadline="1h")  # it trains for longer than the walk takes
     walker.until(f"document.getElementById('live-{first}') !== null")  # it comes by itself
     walker.until(f"document.querySelector('#gantt a.box.c{colour_of(first)} text')?.textContent.startsWith('fir')")
     walker.until(f"document.querySelector('#gantt a.box.planned.c{colour_of(first)}') !== null")  # and what will come
@@ -85,6 +85,7 @@ def test_the_walk(service: Showing, walker: Browser, tmp_path: Path) -> None:
         pictures(walker, tmp_path, page)
     assert walker.complaints() == []
     assert len(list(tmp_path.glob("*.png"))) == 18
+    service.do(service.controller.cancel(first, user="root"))
 
 
 def test_the_chart_is_zoomed_and_moved(service: Showing, walker: Browser) -> None:

@@ -47,7 +47,7 @@ class Conductor:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self._socket)
         self._listener.listen()
-        self._over = False
+        self._over, self._leave = socket.socketpair()
         self._server = threading.Thread(target=self._serve, daemon=True)
         self._server.start()
 
@@ -55,11 +55,11 @@ class Conductor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over = True
         for process in self._processes.values():
             if process.exitcode is None:
                 process.kill()
             process.join()
+        self._leave.close()
         self._server.join()
 
     # -- workers -------------------------------------------------------------------------------------------------------
@@ -176,15 +176,16 @@ class Conductor:
     def _serve(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._listener, selectors.EVENT_READ)
+        selector.register(self._over, selectors.EVENT_READ)
         buffers: dict[socket.socket, bytearray] = {}
-        while not self._over:
-            for key, _ in selector.select(0.2):
-                if key.fileobj is self._listener:
+        while self._over not in (calling := [key.fileobj for key, _ in selector.select()]):
+            for caller in calling:
+                if caller is self._listener:
                     connection, _ = self._listener.accept()
                     buffers[connection] = bytearray()
                     selector.register(connection, selectors.EVENT_READ)
                     continue
-                connection = key.fileobj  # type: ignore[assignment]
+                connection = caller  # type: ignore[assignment]
                 try:
                     data = connection.recv(1 << 16)
                 except ConnectionError:
@@ -199,6 +200,7 @@ class Conductor:
             connection.close()
         selector.close()
         self._listener.close()
+        self._over.close()
 
     def _take(self, connection: socket.socket, buffer: bytearray) -> None:
         while len(buffer) >= 4 and len(buffer) >= 4 + (length := int.from_bytes(buffer[:4], "big")):

@@ -23,8 +23,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.runtime.loop.preload"])
 
 LIMIT_S = 60.0
-GRACE_S = 2.0
-"""How long the others may take after the first failure."""
+GRACE_S = 20.0
+"""How long the others may take after the first failure; who is still there then is killed, as its exit code says."""
 
 Case = Callable[..., None]
 

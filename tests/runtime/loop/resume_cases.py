@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -75,8 +74,18 @@ def train(
 
 
 def _die(job: melodeon.Job, kept: Path, kill: tuple[int, int, str, int] | None, where: str) -> None:
-    if kill is not None and kill[:3] == (job.step, job.worker, where):
-        end_when_stored(kept, kill[3])
+    if kill is None or (kill[0], kill[2]) != (job.step, where):
+        return
+    if kill[1] == 0:
+        if job.worker == 0:
+            end_when_stored(job, kept, kill[3])
+        return
+    assert where != "before", "only behind the update do all workers come by once"
+    if job.worker == 0:
+        job.course.keeper.wait()
+    job.course.group.barrier()  # worker 0 stores; the one that is to end hears of it here
+    if job.worker == kill[1]:
+        end_when_stored(job, kept, kill[3])
 
 
 def breaking(order: str, kept: str, every: int = 2, kill: tuple[int, int, int] | None = None) -> None:
@@ -97,7 +106,7 @@ def breaking(order: str, kept: str, every: int = 2, kill: tuple[int, int, int] |
             if job.committed and job.step % 3 == 0:
                 break
             if kill is not None and kill[:2] == (job.step, job.worker):
-                end_when_stored(Path(kept), kill[2])
+                end_when_stored(job, Path(kept), kill[2])
         by_epoch.step()
 
 
@@ -128,12 +137,10 @@ class Precise(torch.optim.Optimizer):
                     param.copy_(master)
 
 
-def end_when_stored(folder: Path, step: int) -> None:
-    """A power cut, once the background writer has got that far."""
-    deadline = time.monotonic() + 20.0
-    while not (folder / f"step-{step:010d}.melodeon").exists():
-        assert time.monotonic() < deadline, f"no checkpoint of step {step}"
-        os.sched_yield()
+def end_when_stored(job: melodeon.Job, folder: Path, step: int) -> None:
+    """A power cut, once the background writer is done."""
+    job.course.keeper.wait()
+    assert (folder / f"step-{step:010d}.melodeon").exists(), f"no checkpoint of step {step}"
     os.kill(os.getpid(), signal.SIGKILL)
 
 
