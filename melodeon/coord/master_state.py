@@ -43,6 +43,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody has trained to the end and another has not for this long: the rest regroups."""
     leave_s: float = 30.0
     """A released worker that has not ended by then is killed."""
+    release_s: float = 0.25
+    """How long leavers wait at most for the first step that the others train without them."""
     pauses_s: float = 60.0
     """How long the record of a view waits for the workers' pauses."""
 
@@ -195,6 +197,8 @@ class Switch(msgspec.Struct, kw_only=True):
     """The line of history and of events.jsonl, but for the pauses."""
     ask: str = ""
     text: str = ""
+    let_go: bool = False
+    """Leavers need not wait for the others' first step any more."""
 
 
 class Profile(msgspec.Struct, kw_only=True):

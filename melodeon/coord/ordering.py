@@ -60,7 +60,7 @@ def _told(state: MasterState, info: WorkerInfo) -> Told:
     return Told(
         info.told.number,
         view.generation if view else 0,
-        info.released,
+        info.released and (info.told.released or state.switch is None or state.switch.let_go),
         state.phase is JobPhase.STOPPING,
         state.checkpoint,
         *state.batch,

@@ -1,4 +1,8 @@
-"""When a view has been entered by all: it counts, leavers may end, and the pauses are told once they are known."""
+"""When a view has been entered by all: it counts, and the pauses are told once they are known.
+
+Leavers are not needed from then on. They are told so when the others have trained a step without them, since the end of
+a process takes time of the processors that the others train on, and the pause would be longer by it.
+"""
 
 from melodeon.coord.master_state import Switch, Turn
 from melodeon.coord.status import committed
@@ -8,7 +12,7 @@ HISTORY_KEPT = 20
 
 
 def settle_view(turn: Turn) -> None:
-    """All seats have entered the newest view: it counts from now on, and leavers may end."""
+    """All seats have entered the newest view: it counts from now on, and leavers are not part of the job any more."""
     state = turn.state
     view = state.view
     if view is None or state.torn or not unsettled(state):
@@ -45,8 +49,10 @@ def tell_switch(turn: Turn, at_once: bool = False) -> None:
     paused = {info.worker: info.pause_s for info in infos if info.generation == switch.generation and info.pause_s > 0}
     waiting = [info for info in infos if info.worker not in paused and alive(state, info.worker)]
     if waiting and not at_once and not turn.due("pauses", state.config.pauses_s):
+        switch.let_go = turn.due("release", state.config.release_s)
         return
     turn.calm("pauses")
+    turn.calm("release")
     state.switch = None
     pauses = {str(worker): pause for worker, pause in paused.items()}
     entry = {**switch.entry, "pauses": pauses}

@@ -131,6 +131,7 @@ class Elastic:
             told["pause_s"] = now - self._committed_at
         self._committed_at = now
         self._link.post(urgent="pause_s" in told, **told)
+        self._views.tidy()
         self._due = loader
         self._finish_boundary(loader)
 

@@ -13,7 +13,7 @@ _WIDTH = 8
 
 
 def rehearse(device: torch.device) -> None:
-    """Forward, backward and an update, on the device that the job trains on."""
+    """Forward, backward and an update, on the device that the job trains on; and a state is taken over."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         weight = torch.ones(_WIDTH, _WIDTH, dtype=torch.float32, device=device, requires_grad=True)
         targets = torch.zeros(_WIDTH, dtype=torch.int64, device=device)
@@ -22,3 +22,4 @@ def rehearse(device: torch.device) -> None:
         functional.cross_entropy(outputs, targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
+        optimizer.load_state_dict(optimizer.state_dict())

@@ -204,6 +204,9 @@ class Targets:
         self.header = header
         self.in_place: set[str] = set()
         self._fresh: mmap.mmap | None = None
+        """One piece of memory for all tensors that the receiver does not have, where they are large."""
+        self._scattered: list[torch.Tensor] = []
+        """Those that have memory of their own."""
         used: set[int] = set()
         places: dict[int, torch.Tensor] = {}
         for number, row in enumerate(header.rows):
@@ -238,12 +241,15 @@ class Targets:
                 flat = flat.view(DTYPES[row.dtype])
             else:
                 flat = torch.empty(math.prod(row.shape), dtype=DTYPES[row.dtype], device=row.device)
+                self._scattered.append(flat)
             places[number] = flat.view(row.shape) if row.strides is None else flat.as_strided(row.shape, row.strides)
 
     def touch(self) -> None:
         """Bring in the pages of the new tensors now."""
         if self._fresh is not None:
             populate(ctypes.addressof(ctypes.c_char.from_buffer(self._fresh)), len(self._fresh))
+        for flat in self._scattered:
+            flat.zero_()
 
     def state(self) -> Any:
         """The state, once the tensors are filled."""

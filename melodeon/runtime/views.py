@@ -8,7 +8,7 @@ Entering a view is the same for both, and for newcomers: everybody says how many
 number wins; who has less copies the state from who has it. If nobody has any, the job begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,6 +127,8 @@ class Views:
         self._group: Group | None = None
         self._view: View | None = None
         self._next: Prepared | None = None
+        self._spent: list[Callable[[], object]] = []
+        """Gives back what the way into this view has left behind."""
 
     # -- at every step -------------------------------------------------------------------------------------------------
 
@@ -151,6 +153,11 @@ class Views:
             self._forget_next()
             self._next = self._prepare(view)
         return False
+
+    def tidy(self) -> None:
+        """A step was trained in this view: nobody waits for this worker while it clears up behind itself."""
+        while self._spent:
+            self._spent.pop()()
 
     def fell_apart(self) -> None:
         """A peer of this view cannot be reached: the master may not know it yet."""
@@ -276,17 +283,18 @@ class Views:
         else:
             self._copy(view, group, standings, connection)
             fits = all(standing.prepared == foremost[0].layout for standing in standings)  # all have that state now
-        connection.door.close()
         failpoint("view.copied")
         exchange = connection.exchange if fits else group.call(trainer.open_exchange, group, view)
         failpoint("view.seat")
         trainer.reseat(group, view, exchange, _common(foremost))
-        old, self._group, self._view, self._next = self._group, group, view, None
+        self.tidy()
+        self._spent.append(connection.door.close)
+        if self._group is not None:
+            # Not before: a slower worker may still have been receiving the last of the old view.
+            self._spent.append(self._group.close)
+        self._group, self._view, self._next = group, view, None
         self._member.enter()
         self._link.forget(view.generation - 1)
-        if old is not None:
-            # Not before: a slower worker may still have been receiving the last of the old view.
-            old.close()
         self._link.post(phase=Phase.MEMBER, generation=view.generation)
         failpoint("view.entered")
 

@@ -48,6 +48,40 @@ def test_leavers_stay_until_the_last_seat_has_entered() -> None:
     assert bench.notice(2).released
 
 
+def test_leavers_stay_until_the_others_have_trained_a_step_without_them() -> None:
+    bench = job(3)
+    bench.ask("scale_in", workers=[2])
+    bench.enter(pause_s=0.0)
+    assert bench.state.settled == bench.view
+    bench.say(0, pause_s=0.03)
+    assert not bench.notice(2).released
+    bench.say(1, pause_s=0.04)
+    assert bench.notice(2).released
+
+
+def test_leavers_do_not_stay_for_a_long_step() -> None:
+    bench = job(2)
+    bench.ask("scale_in", workers=[1])
+    bench.enter(pause_s=0.0)
+    outcome = bench.tick(0.1)
+    assert not bench.notice(1).released
+    assert outcome.wake_at is not None
+    bench.tick(outcome.wake_at - bench.now)
+    assert bench.notice(1).released
+    assert bench.now < 1.0
+
+
+def test_who_was_let_go_is_not_asked_to_wait_for_the_next_view() -> None:
+    bench = job(3)
+    bench.ask("scale_in", workers=[2])
+    bench.enter()
+    assert bench.notice(2).released
+    bench.ask("scale_in", workers=[1])
+    bench.enter(pause_s=0.0)
+    assert bench.notice(2).released
+    assert not bench.notice(1).released
+
+
 def test_a_released_worker_that_does_not_end_is_killed() -> None:
     bench = job(2)
     bench.ask("scale_in", n=1)
