@@ -60,6 +60,8 @@ class Elastic:
         self._busy: deque[float] = deque(maxlen=_BUSY_STEPS)
         self._committed_at = time.monotonic()
         self._pausing = False
+        self._entered = False
+        """No step was trained in this view yet."""
         self._metrics: Mapping[str, float | int] = {}
         """The means that the master was told of last."""
 
@@ -130,7 +132,8 @@ class Elastic:
             self._pausing = False
             told["pause_s"] = now - self._committed_at
         self._committed_at = now
-        self._link.post(urgent="pause_s" in told, **told)
+        self._link.post(urgent=self._entered, **told)
+        self._entered = False
         self._views.tidy()
         self._due = loader
         self._finish_boundary(loader)
@@ -269,6 +272,6 @@ class Elastic:
         self._course.beat.agreed = Signals(*stand.agreed)
         # No pause yet: that of the view before is not this one's.
         self._metrics = {}  # whoever has virtual rank 0 now tells of them
-        self._link.post(
-            step=self._course.beat.step, busy_s=(), pause_s=0.0, factor=self._course.batches.running, metrics={}
-        )
+        self._entered = True
+        told = {"step": self._course.beat.step, "busy_s": (), "pause_s": 0.0, "metrics": {}}
+        self._link.post(urgent=False, factor=self._course.batches.running, **told)

@@ -295,7 +295,8 @@ class Views:
         self._group, self._view, self._next = group, view, None
         self._member.enter()
         self._link.forget(view.generation - 1)
-        self._link.post(phase=Phase.MEMBER, generation=view.generation)
+        # The agents' work on it would be in the way of the first step, which says it.
+        self._link.post(urgent=foremost[0].step == NOTHING, phase=Phase.MEMBER, generation=view.generation)
         failpoint("view.entered")
 
     def _copy(self, view: View, group: Group, standings: Sequence[Standing], connection: Connection) -> None:
