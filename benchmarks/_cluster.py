@@ -27,8 +27,9 @@ class Served:
         self._stack = ExitStack()
         self.state = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="melodeon-bench-"))) / "state"
         self._options, self._root = options, root
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         # Threads are set for the jobs by their launcher; the service itself computes nothing.
-        self._env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.state.parent)}
+        self._env = {**os.environ, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(self.state.parent)}
         self.process: subprocess.Popen[str]
         self.url = self.login_url = ""
         self.client: Cluster

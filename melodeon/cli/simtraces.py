@@ -87,12 +87,19 @@ def _value(text: str) -> object:
     words: Mapping[str, object] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
+    numbers = tuple(_number(part) for part in text.split("+"))
+    if None in numbers:
+        return text
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _number(text: str) -> float | None:
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
-    return text
+    return None
 
 
 def read_tables(given: Sequence[str], cluster: Cluster, near: Path | None = None) -> "tuple[Throughputs, str | None]":

@@ -48,7 +48,7 @@ def submit(
     devices: Annotated[str | None, typer.Option(metavar="cpu,A100", help="Types it may run on.")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A variable; several times.")] = None,
-    workdir: Annotated[str | None, typer.Option(metavar="DIR", help="Where it runs; here by default.")] = None,
+    workdir: Annotated[str | None, typer.Option(metavar="DIR", help="Where; the file's folder, or here.")] = None,
     curve: Annotated[str | None, typer.Option(metavar="1:3.5,2:6.8", help="Steps a second by workers.")] = None,
     memory: Annotated[str | None, typer.Option(metavar="4G", help="What each process may use.")] = None,
     restarts: Annotated[int | None, typer.Option(help="How many lost workers to replace.")] = None,

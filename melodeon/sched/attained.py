@@ -29,8 +29,11 @@ Standings = Mapping[JobId, Standing]
 
 def check_thresholds(thresholds_s: tuple[float, ...]) -> None:
     """Queues need limits that ascend."""
-    if list(thresholds_s) != sorted(thresholds_s) or any(t <= 0 for t in thresholds_s):
-        raise UsageError(f"thresholds_s={thresholds_s} must be above 0 and ascend")
+    numbers = not isinstance(thresholds_s, str)
+    if not numbers or list(thresholds_s) != sorted(thresholds_s) or any(t <= 0 for t in thresholds_s):
+        raise UsageError(
+            f"thresholds_s={thresholds_s} cannot be: they are numbers above 0 that ascend, written 3250+7200"
+        )
 
 
 class Queues(NamedTuple):

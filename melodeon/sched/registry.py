@@ -48,6 +48,9 @@ def make_policy(name: str, **options: object) -> Policy:
         if option not in known:
             takes = f"choose of {', '.join(known)}" if known else "it has none"
             raise UsageError(f"policy {name!r} has no option {option!r}: {takes}")
+    for field in fields(made):
+        if isinstance(field.default, tuple) and isinstance(options.get(field.name), int | float):
+            options[field.name] = (options[field.name],)
     try:
         return cast(Policy, made(**options))
     except TypeError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from melodeon.cli.simtraces import policy_of
 from tests.cli.conftest import Melodeon
 
 
@@ -153,6 +154,11 @@ def test_options_of_policies(trace: Path, melodeon: Melodeon) -> None:
     assert (code, json.loads(out)["results"][0]["policy"]) == (0, "elasticflow:reserve=2:quote=no")
 
 
+@pytest.mark.parametrize(("given", "held"), [("10+200.5", (10, 200.5)), ("10", (10,))])
+def test_an_option_of_several_numbers(given: str, held: tuple[float, ...]) -> None:
+    assert policy_of(f"tiresias:thresholds_s={given}").thresholds_s == held  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -161,6 +167,8 @@ def test_options_of_policies(trace: Path, melodeon: Melodeon) -> None:
         (("small.csv", "-p", "edff"), 2, "did you mean 'edf'?"),
         (("small.csv", "-p", "edf,edf"), 2, "names 'edf' twice"),
         (("small.csv", "-p", "edf:widest"), 2, "options are written NAME:option=value"),
+        (("small.csv", "-p", "tiresias:thresholds_s=20+10"), 2, "thresholds_s=(20, 10) cannot be: they are numbers"),
+        (("small.csv", "-p", "tiresias:thresholds_s=ten"), 2, "thresholds_s=ten cannot be: they are numbers"),
         (("small.csv", "-c", "3x"), 2, "cluster '3x' cannot be read"),
         (("small.csv", "-c", "small.csv:"), 2, "write a spec file as FILE.csv or FILE.csv:TYPE"),
         (("small.csv", "-o", "xml"), 2, "-o xml is not one of table, json, csv"),

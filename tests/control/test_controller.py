@@ -283,6 +283,19 @@ def test_nodes_that_are_drained_or_down_are_left(tmp_path: Path) -> None:
     play(tmp_path, act, cluster="2x4:cpu")
 
 
+def test_under_easyscale_a_job_proposes_more_devices_as_they_become_free(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ask(stage.controller.set_policy("easyscale-homo", user="op"))
+        short = await stage.submit("short", 300, curve=CURVE, workers="4")
+        long = await stage.submit("long", 10_000, curve=CURVE, workers="1-8")
+        assert stage.workers() == {short.id: 4, long.id: 4}
+        await stage.after(60)
+        assert stage.workers() == {long.id: 8}
+        assert "4 more cpu speeds it up by" in stage.controller.job(long.id).why
+
+    play(tmp_path, act)
+
+
 def test_another_policy_takes_over_and_back_again(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         await stage.submit("a", steps=100_000, deadline="3h")
