@@ -123,6 +123,8 @@ def calibrate(served: Served) -> Measured:
     progress(f"measured {len(jobs)} kinds of job at {', '.join(map(str, SIZES))} workers")
     for job in jobs:
         client.scale(job, 1)
+    for job in jobs:
+        _until_measured(client.job(job), 1)  # nobody waits for devices that others are giving back
     short = []
     for number, size in enumerate(SIZES):
         made = Entry(0.0, "even", 10, str(size)).file(number, {size: 1.0})

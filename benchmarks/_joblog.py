@@ -55,6 +55,11 @@ def stretches(lines: Sequence[str]) -> list[Stretch]:
     return [Stretch(workers, at, pause_s, tuple(steps)) for workers, at, pause_s, steps in found]
 
 
+def last_step_at(lines: Sequence[str]) -> float:
+    """When the last step was noted; a view may be told only after it."""
+    return [at for stretch in stretches(lines) for at, _ in stretch.steps][-1]
+
+
 def log_of(job: JobInfo) -> list[str]:
     """The lines of its last incarnation."""
     return (Path(job.run_dir) / "events.jsonl").read_text().splitlines()
@@ -85,7 +90,7 @@ def start_of(log: Sequence[EventInfo], job: JobInfo) -> float:
 
 def end_of(log: Sequence[EventInfo], job: JobInfo) -> float:
     """Seconds from its last step to its end."""
-    return moments(log, "ended", job.id)[-1].at - stretches(log_of(job))[-1].steps[-1][0]
+    return moments(log, "ended", job.id)[-1].at - last_step_at(log_of(job))
 
 
 def grows_of(lines: Sequence[str]) -> Iterator[float]:

@@ -15,7 +15,7 @@ from statistics import median
 from _calibrate import LONGEST_S, Curve, Entry, pace
 from _cluster import Served
 from _common import progress
-from _joblog import everything, log_of, moments, stretches, workers_of
+from _joblog import everything, last_step_at, log_of, moments, stretches, workers_of
 from _plans import Given
 
 from melodeon.backends.devices import find_devices
@@ -66,7 +66,7 @@ class Played:
 
     def end_of(self, job: JobInfo) -> float:
         """Seconds from its last step to its end."""
-        return moments(self.log, "ended", job.id)[-1].at - stretches(self.logs[job.id])[-1].steps[-1][0]
+        return moments(self.log, "ended", job.id)[-1].at - last_step_at(self.logs[job.id])
 
     def jcts(self) -> dict[str, float]:
         """Seconds from submission to the end."""
