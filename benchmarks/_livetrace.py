@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from _calibrate import LONGEST_S, Curve, Entry, pace
+from _calibrate import LONGEST_S, SCRIPT, Curve, Entry, Kind, pace
 from _cluster import Served
 from _common import progress
 from _joblog import everything, last_step_at, log_of, moments, stretches, workers_of
@@ -77,10 +77,17 @@ class Played:
         }
 
 
+def warm_up(served: Served) -> None:
+    """Start a job and see it end: the process that jobs are forked from is there afterwards, as on any cluster."""
+    job = {"name": "warm", "run": Kind(0.01).run, "workdir": str(SCRIPT.parent), "virtual_workers": 4, "steps": 1}
+    served.client.wait(served.client.submit(job).job.id, LONGEST_S)
+
+
 def play(
     served: Served, trace: Sequence[Entry], curves: Mapping[str, Curve], *, policy: str, to_the_end: bool = True
 ) -> Played:
     """Submit the trace's jobs at their moments, and wait for all, or until no deadline can be met any more."""
+    warm_up(served)
     client, began, ids = served.client, time.monotonic(), []
     for number, entry in enumerate(trace, 1):
         pace(max(0.0, began + entry.at_s - time.monotonic()))

@@ -288,7 +288,7 @@ class Simulation:
         self._judge(found)
         idle = not found.actions and not any(job.placement for job in self._jobs.values())
         self._idle_rounds = self._idle_rounds + 1 if idle else 0
-        leaving = dict(self._leaving(found))
+        leaving = self._leaving(found)
         for action in found.actions:
             self._apply(action, found, leaving)
         if self.config.record:
@@ -303,21 +303,37 @@ class Simulation:
                 job = self._jobs.pop(verdict.job)
                 self._outcomes[verdict.job] = self._outcome(job, None)
 
-    def _leaving(self, found: Round) -> Iterator[tuple[Device, float]]:
-        """The devices that somebody has to leave first, and how long that takes."""
+    def _leaving(self, found: Round) -> dict[Device, float]:
+        """The devices that somebody has to leave first, and how long that takes.
+
+        Who goes on elsewhere leaves when it is there, so it waits for those who leave the devices that it goes to.
+        """
         overheads = self.config.overheads
         if not overheads.end_s and not overheads.shrink_s:
-            return
-        for action in found.actions:
-            if isinstance(action, Suspend | Resize | Migrate):
-                job, stays, seconds = self._jobs[action.job], set[Device](), overheads.end_s
-                if not isinstance(action, Suspend):
-                    # Whoever starts changes when it has started.
-                    stays = set(_devices(action.placement))
-                    seconds = overheads.shrink_s + max(0.0, job.resume_s - self.now_s)
-                for device in _devices(job.placement):
-                    if device not in stays:
-                        yield device, seconds
+            return {}
+        going = {action.job: action for action in found.actions if isinstance(action, Suspend | Resize | Migrate)}
+        leavers: dict[Device, JobId] = {}
+        for name, action in going.items():
+            stays = set() if isinstance(action, Suspend) else set(_devices(action.placement))
+            leavers |= {device: name for device in _devices(self._jobs[name].placement) if device not in stays}
+        known: dict[JobId, float] = {}
+
+        def seconds(name: JobId) -> float:
+            if name in known:
+                return known[name]
+            known[name] = 0.0  # of two who change places, nobody can wait for both
+            job, action = self._jobs[name], going[name]
+            if isinstance(action, Suspend):
+                known[name] = overheads.end_s
+            else:
+                fresh = set(_devices(action.placement)) - set(_devices(job.placement))
+                free_s = max((seconds(leavers[device]) for device in fresh if device in leavers), default=0.0)
+                # Whoever starts changes when it has started.
+                free_s = max(free_s, job.resume_s - self.now_s, 0.0)
+                known[name] = free_s + (overheads.grow_s if fresh else 0.0) + overheads.shrink_s
+            return known[name]
+
+        return {device: seconds(name) for device, name in leavers.items()}
 
     def _apply(self, action: Action, found: Round, leaving: Mapping[Device, float]) -> None:
         if isinstance(action, Reject):
@@ -336,14 +352,12 @@ class Simulation:
         fresh, held = job.started_s is None, not isinstance(action, Start)
         overheads, workers = self.config.overheads, share.num_devices
         pause_s, lead_s = overheads.pause_s(job.spec.model, workers, fresh=fresh, held=held), 0.0
+        fresh_devices = set(_devices(placement)) - set(_devices(job.placement)) if leaving or overheads.grow_s else ()
         if leaving:
-            mine = set(_devices(job.placement))
-            lead_s = max(
-                (leaving.get(device, 0.0) for device in _devices(placement) if device not in mine), default=0.0
-            )
+            lead_s = max((leaving.get(device, 0.0) for device in fresh_devices), default=0.0)
         if held and (overheads.start is not None or overheads.grow_s):
             # It trains as it does until its new workers are ready, or is not even that far.
-            lead_s = job.train_on(self.now_s, lead_s + (overheads.grow_s if workers > job.num_devices else 0.0))
+            lead_s = job.train_on(self.now_s, lead_s + (overheads.grow_s if fresh_devices else 0.0))
         match action:
             case Resize():
                 job.num_resizes += 1

@@ -120,6 +120,15 @@ def test_whoever_grows_onto_devices_that_are_being_left_trains_on_until_they_are
     assert ends(run(jobs, script, slow))["b"] == pytest.approx(14.5 + 80 / 3 + 2.0)
 
 
+def test_devices_of_a_job_that_moves_are_free_when_those_that_it_moves_to_were_and_it_is_there() -> None:
+    jobs = [job("a", 400.0, LINEAR), job("b", 400.0, LINEAR), job("c", 20.0, LINEAR)]
+    script = {0.0: {"a": 4, "b": 4}, 10.0: {"a": 2, "b": 2, "c": 4}}
+    config = SimConfig(cluster=Cluster.parse("1x8"), overheads=replace(REAL, shrink_s=3.0))
+    result = Simulation(config, jobs, Script(script)).run().result()
+    # One of the two leaves 2 devices in 3 s; the other is ready there 1 s later, and leaves its own for c in 3 s.
+    assert ends(result)["c"] == 10.0 + (3.0 + 1.0 + 3.0) + 4.0 + 5.0 + 2.0
+
+
 def test_a_job_that_makes_room_pays_the_pause_of_its_model() -> None:
     costs = Overheads(default=flat(0.0), by_model=(("bert", flat(3.0)), ("gpt2", flat(5.0))))
     jobs = [job(name, 400.0, LINEAR, model=model) for name, model in zip("abcd", ("bert", "gpt2") * 2, strict=True)]
