@@ -23,6 +23,7 @@ from melodeon.coord.views import (
     start_workers,
     unsettled,
 )
+from melodeon.core.text import counted
 
 
 def start(turn: Turn) -> None:
@@ -181,7 +182,8 @@ def replace_lost(turn: Turn) -> None:
     free = len(find_room(state, state.owed)) if state.owed else 0
     if free and not any(change.what == "replace" for change in state.queue):
         state.owed -= free
-        state.queue.append(Change(what="replace", reason=f"{free} lost workers are replaced", count=free))
+        reason = f"{counted(free, 'lost worker')} {'is' if free == 1 else 'are'} replaced"
+        state.queue.append(Change(what="replace", reason=reason, count=free))
 
 
 Rule = Callable[[Turn], None]
