@@ -131,7 +131,7 @@ def _workers(workers: Sequence[Mapping[str, object]], width: int) -> Table:
             Text(number(worker.get("worker")), style=COLOURS[index % len(COLOURS)]),
             Text(plain(worker.get("agent") or "-")),
             str(worker.get("pid") or "-"),
-            _phase(worker.get("phase")),
+            _phase("leaving" if worker.get("released") else worker.get("phase")),
             Text(plain(worker.get("ranks") or "-")),
             bar.append("" if busy is None else f" {milliseconds(busy / 1000)}", style="default"),
             number(worker.get("step")),

@@ -43,6 +43,11 @@ def test_a_job_that_has_nothing_yet_is_shown_too() -> None:
     assert shown({})
 
 
+def test_a_worker_that_is_let_go_leaves() -> None:
+    lines = shown({"job": "j", "workers": [worker(0, "0-3"), worker(1, released=True)]})
+    assert [line.split()[3] for line in lines if " a0 " in line] == ["member", "leaving"]
+
+
 def test_workers_that_do_not_fit_are_counted() -> None:
     lines = shown({"job": "j", "workers": [worker(index, str(index)) for index in range(50)]}, height=24)
     assert len(lines) <= 24
