@@ -1,3 +1,4 @@
+import io
 import os
 import subprocess
 import sys
@@ -29,6 +30,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Have a terminal on stderr, 100 columns wide; what it is sent. No fixture: the stderr of pytest comes after them."""
+    made = io.StringIO()
+    made.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", made)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    return made
 
 
 @pytest.fixture

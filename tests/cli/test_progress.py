@@ -1,11 +1,11 @@
 import contextlib
-import io
 import os
 
 import pytest
 
 from melodeon.cli import progress
 from melodeon.cli.progress import Bar, Lines, Quiet, describe, format_metrics
+from tests.cli.conftest import terminal
 
 
 def test_events_in_words() -> None:
@@ -44,16 +44,12 @@ def test_a_reader_of_stdout_that_leaves_keeps_stderr(
 
 
 def test_the_bar_shows_steps_and_keeps_output_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
+    screen = terminal(monkeypatch)
     bar = Bar(stdout_to_stderr=True)
     bar.event({"kind": "begin", "step": 0, "total_steps": 10})
     bar.event({"kind": "step", "step": 7, "metrics": {"loss": 0.5}})
     bar.output("stdout", b"the script [says] this\n")
     bar.close()
-    assert "the script [says] this" in terminal.getvalue()
-    assert "7/10" in terminal.getvalue()
-    assert "loss 0.5" in terminal.getvalue()
+    assert "the script [says] this" in screen.getvalue()
+    assert "7/10" in screen.getvalue()
+    assert "loss 0.5" in screen.getvalue()

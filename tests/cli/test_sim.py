@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from melodeon.cli.simtraces import policy_of
-from tests.cli.conftest import Melodeon
+from tests.cli.conftest import Melodeon, terminal
 
 
 def row_of(n: int) -> str:
@@ -97,11 +97,7 @@ def test_a_terminal_shows_how_far_all_are_and_each_is(monkeypatch: pytest.Monkey
     from melodeon.cli.sim import _bars
     from melodeon.cli.simruns import Task
 
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
+    screen = terminal(monkeypatch)
     tasks = [
         Task(number=number, trace=0, trace_name="small", policy=policy, cluster="2x4", seed=1, slot_s=60.0)
         for number, policy in enumerate(("edf", "fifo"))
@@ -109,9 +105,9 @@ def test_a_terminal_shows_how_far_all_are_and_each_is(monkeypatch: pytest.Monkey
     with _bars(tasks, [60]) as tell:
         tell(tasks[0], 30)
         tell(tasks[1], 6)
-    lines = [line.split() for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", " ", terminal.getvalue()).splitlines()]
+    lines = [line.split() for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", " ", screen.getvalue()).splitlines()]
     for name, count in (("jobs", "36/120"), ("edf", "30/60"), ("fifo", "6/60")):
-        assert any(name in line and count in line for line in lines), terminal.getvalue()
+        assert any(name in line and count in line for line in lines), screen.getvalue()
 
 
 def test_traces_are_drawn_by_their_seed(place: Path, melodeon: Melodeon) -> None:
