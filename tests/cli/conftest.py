@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Have a terminal on stderr, 100 columns wide; what it is sent. No fixture: the stderr of pytest comes after them."""
+    """Have a terminal on stderr, 100 columns wide; what it is sent. No fixture: pytest sets stderr after those."""
     made = io.StringIO()
     made.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", made)
