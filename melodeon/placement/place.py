@@ -4,8 +4,9 @@ Jobs whose count did not change stay where they are unless room must be made. Ro
 aligned region of `n` slots whose occupants are cheapest to move; these are smaller than `n` and are placed again the
 same way. On nodes with a power of two of devices this always succeeds for power-of-two shares when enough devices are
 free: some region of `n` is not held by blocks of `n` or more, and what leaves it needs no more than what is still free.
-Where nodes have other sizes or are down, or pinned jobs are in the way, a block may have to be split; the job is then
-scattered, but never refused. A share that is no power of two is placed as blocks of its binary digits, each best fit.
+Where nodes have other sizes or are down, racks have other numbers of nodes, or pinned jobs are in the way, a block may
+have to be split; the job is then scattered, but never refused. A share that is no power of two is placed as blocks of
+its binary digits, each best fit.
 """
 
 from bisect import bisect_right

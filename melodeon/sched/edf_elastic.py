@@ -59,7 +59,10 @@ def _divide(
         ladder = job.spec.ladder(kind)
         assert ladder is not None, "members have a curve for their type"
         pauses = tuple(view.overheads.pause_s(job.spec.model, level) for level in ladder.levels)
-        ask = Ask(job.spec.id, ladder, pauses, job.remaining, deadline(job)[0], job.held(kind), job.resume_s)
+        free_start = job.started_s is None and not view.overheads.first_start
+        ask = Ask(
+            job.spec.id, ladder, pauses, job.remaining, deadline(job)[0], job.held(kind), job.resume_s, free_start
+        )
         plan = fill(profile, ask, grid) if ask.deadline_s < INFINITE else None
         workers, why = 0, "left by jobs with deadlines"
         if plan is not None:

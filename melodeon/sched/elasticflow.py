@@ -12,11 +12,13 @@ promised to its end, since going back would cost it a pause that it cannot affor
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import sqrt
 
 from msgspec.structs import replace
 
 from melodeon.core.cluster import DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
+from melodeon.core.curve import Ladder
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.overhead import Overheads
@@ -40,8 +42,12 @@ from melodeon.sched.pool import (
 from melodeon.sched.profile import Profile
 
 Pools = Mapping[DeviceType, Pool]
-QUOTE_PROBES = 12
+QUOTE_PROBES = 18
 """At most this many deadlines are tried for an answer to a job that is turned away."""
+QUOTE_PART = 0.01
+"""An answer is good to this part of the time that it leaves."""
+FARTHEST_S = 1e12
+"""No answer lies farther off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,8 @@ class ElasticFlow:
     """Tell jobs that are turned away the earliest deadline that would have been accepted."""
     spare_pauses: int = 0
     """A newcomer must have room for this many pauses (migrations) more than its own plan needs."""
+    powers: bool = True
+    """Give powers of two, and a job's own least; else every count of its curve, which may leave fragments."""
 
     def __post_init__(self) -> None:
         if self.reserve < 0 or self.spare_pauses < 0:
@@ -73,7 +81,7 @@ class ElasticFlow:
             # Where most devices are left for each job.
             kinds.sort(key=lambda kind: len(pools[kind].members) / (pools[kind].profile.capacity or 0.1))
         for kind in kinds:
-            ask_of = _asking(view, kind)
+            ask_of = self._asking(view, kind)
             pool, ask = pools[kind], ask_of(job, None)
             grown = with_newcomer(pool, ask, spec.goal, grid, self.spare_pauses)
             if grown is None and _feasible(ask, grid, pool):
@@ -84,15 +92,15 @@ class ElasticFlow:
             if grown is not None:
                 return Verdict(spec.id, admitted=True, why=_welcome(spec, grown)), {**pools, kind: grown}
         earliest = self.earliest_deadline(view, job, pools) if self.quote else None
-        return Verdict(spec.id, False, _refusal(view, spec), earliest), pools
+        return Verdict(spec.id, False, self._refusal(view, job), earliest), pools
 
     def earliest_deadline(self, view: ClusterView, job: JobState, state: object) -> float | None:
-        """The earliest deadline that would be accepted now, to about a hundredth of the time it leaves."""
+        """The earliest deadline after its own that would be accepted now, to about a hundredth of the time left."""
         grid = Grid.of(view.now_s, view.slot_s)
         best: float | None = None
         for kind, pool in self._current(view, state, grid).items():
             if job.spec.ladder(kind) is not None:
-                ask_of = _asking(view, kind)
+                ask_of = self._asking(view, kind)
                 current = exact(pool, view.jobs, ask_of, grid, self.spare_pauses)
                 found = _earliest(current, ask_of(job, None), grid, self.spare_pauses, best or INFINITE)
                 best = found if found is not None else best
@@ -106,7 +114,7 @@ class ElasticFlow:
         after: dict[DeviceType, Pool] = {}
         wake_at = INFINITE
         for kind, count in view.cluster.capacity:
-            taken = allocate(pools[kind], view.jobs, _asking(view, kind), kind, count, grid)
+            taken = allocate(pools[kind], view.jobs, self._asking(view, kind), kind, count, grid)
             after[kind] = taken.pool
             shares.update(taken.shares)
             wake_at = min(wake_at, taken.wake_at)
@@ -123,7 +131,7 @@ class ElasticFlow:
             if pool is None:
                 pool = Pool(view.now_s, {}, frozenset(), Profile(view.now_s, capacity))
             elif pool.at_s != view.now_s or pool.profile.capacity != capacity:
-                pool = advance(pool, view.jobs, _asking(view, kind), grid, capacity, self.spare_pauses)
+                pool = advance(pool, view.jobs, self._asking(view, kind), grid, capacity, self.spare_pauses)
             pools[kind] = pool
         return pools
 
@@ -137,7 +145,7 @@ class ElasticFlow:
         for job in sorted(view.admitted, key=deadline):
             # Where it runs already, if it runs.
             kinds = sorted(_kinds(view, job.spec), key=lambda kind: -job.held(kind))
-            asks = [(kind, _asking(view, kind)(job, None)) for kind in kinds]
+            asks = [(kind, self._asking(view, kind)(job, None)) for kind in kinds]
             grown = ((kind, with_newcomer(pools[kind], ask, job.spec.goal, grid, 0)) for kind, ask in asks)
             found = next(((kind, pool) for kind, pool in grown if pool is not None), None)
             if found is not None:
@@ -147,6 +155,52 @@ class ElasticFlow:
                 members = {**pools[kind].members, ask.job: Member(Goal.HARD, NOTHING, ask, now_s)}
                 pools[kind] = replace(pools[kind], members=members, late=pools[kind].late | {ask.job})
         return pools
+
+    def _asking(self, view: ClusterView, kind: DeviceType) -> AskOf:
+        """What jobs need of one type of device now."""
+        first_start = view.overheads.first_start
+
+        def ask_of(job: JobState, before: Ask | None) -> Ask:
+            spec = job.spec
+            # A straggler makes the remaining work longer, as far as the planner is concerned.
+            work = (spec.iterations - job.done) / job.speed
+            free_start = job.started_s is None and not first_start
+            if before is not None:
+                held, due_s = job.held(kind), before.deadline_s
+                return Ask(before.job, before.ladder, before.pauses, work, due_s, held, job.resume_s, free_start)
+            made = spec.ladder(kind)
+            assert made is not None, "a job is only in pools that it can run in"
+            made = self._shares(made)
+            due_s = spec.deadline_s if spec.deadline_s is not None else INFINITE
+            pauses = _pauses(view.overheads, spec.model, made.levels)
+            return Ask(spec.id, made, pauses, work, due_s, job.held(kind), job.resume_s, free_start)
+
+        return ask_of
+
+    def _shares(self, ladder: Ladder) -> Ladder:
+        """The levels that may be given: blocks of powers of two leave no fragments; no job runs without its least."""
+        kept = [
+            at for at, workers in enumerate(ladder.levels) if not self.powers or at == 0 or not workers & (workers - 1)
+        ]
+        if len(kept) == len(ladder.levels):
+            return ladder
+        return Ladder(tuple([ladder.levels[at] for at in kept]), tuple([ladder.rates[at] for at in kept]))
+
+    def _refusal(self, view: ClusterView, job: JobState) -> str:
+        deadline_s = job.spec.deadline_s
+        assert deadline_s is not None, "only jobs with a deadline are turned away"
+        best = max(
+            self._shares(ladder).rate(max(0, view.cluster.count(kind) - self.reserve))
+            for kind, ladder in job.spec.ladders
+        )
+        left_s = deadline_s - view.now_s
+        if best <= 0:
+            least = job.spec.min_workers
+            what = "1 device" if least == 1 else f"{least} devices"
+            return f"it needs at least {what}, and no type has so many that may be promised now"
+        if job.remaining > best * left_s:
+            return f"even alone at its best speed it needs {job.remaining / best:.0f} s and has {left_s:.0f}"
+        return "its deadline cannot be met beside those promised before"
 
 
 def _kinds(view: ClusterView, spec: JobSpec) -> list[DeviceType]:
@@ -159,27 +213,6 @@ def _kinds(view: ClusterView, spec: JobSpec) -> list[DeviceType]:
         if node.device_type in whole:
             whole[node.device_type] += node.num_devices
     return [kind for kind, count in whole.items() if count >= spec.min_workers] or list(whole)
-
-
-def _asking(view: ClusterView, kind: DeviceType) -> AskOf:
-    """What jobs need of one type of device now."""
-    first_start = view.overheads.first_start
-
-    def ask_of(job: JobState, before: Ask | None) -> Ask:
-        spec = job.spec
-        # A straggler makes the remaining work longer, as far as the planner is concerned.
-        work = (spec.iterations - job.done) / job.speed
-        free_start = job.started_s is None and not first_start
-        if before is not None:
-            held, due_s = job.held(kind), before.deadline_s
-            return Ask(before.job, before.ladder, before.pauses, work, due_s, held, job.resume_s, free_start)
-        made = spec.ladder(kind)
-        assert made is not None, "a job is only in pools that it can run in"
-        due_s = spec.deadline_s if spec.deadline_s is not None else INFINITE
-        pauses = _pauses(view.overheads, spec.model, made.levels)
-        return Ask(spec.id, made, pauses, work, due_s, job.held(kind), job.resume_s, free_start)
-
-    return ask_of
 
 
 def _feasible(ask: Ask, grid: Grid, pool: Pool) -> bool:
@@ -198,7 +231,7 @@ def _pauses(overheads: Overheads, model: str, levels: tuple[int, ...]) -> tuple[
 
 
 def _earliest(pool: Pool, ask: Ask, grid: Grid, spare: int, below: float) -> float | None:
-    """Search upwards from what the job needs alone by doubling, then between the last two."""
+    """Search upwards from what the job needs alone, or from what it asked for; then between the last two."""
 
     def accepted(window: float) -> bool:
         return has_room(pool, replace(ask, deadline_s=grid.now_s + window), grid, spare)
@@ -208,17 +241,22 @@ def _earliest(pool: Pool, ask: Ask, grid: Grid, spare: int, below: float) -> flo
     ]
     if not fits:
         return None
-    low = min(ask.work / ask.ladder.rates[level - 1] + (1 + spare) * ask.pauses[level - 1] for level in fits)
+    pauses = spare + (not ask.free_start)
+    low = min(ask.work / ask.ladder.rates[level - 1] + pauses * ask.pauses[level - 1] for level in fits)
     low = low * (1 + 1e-6) + grid.step_s * 1e-3
     if grid.now_s + low >= below:
         return None
-    probes, high = 1, low
+    # Nobody who was refused is told of an earlier deadline; and a short job may have to wait for thousands of times its
+    # length: up by ever larger factors, then between by ratio.
+    asked = ask.deadline_s - grid.now_s
+    low, high = (asked, asked * 2) if low <= asked < INFINITE else (low, low)
+    probes, factor = 1, 2.0
     while not accepted(high):
-        low, high, probes = high, high * 2, probes + 1
-        if probes == QUOTE_PROBES:
+        low, high, factor, probes = high, high * factor, factor * factor, probes + 1
+        if high > FARTHEST_S:
             return None
-    while probes < QUOTE_PROBES and high - low > max(grid.step_s, 0.01 * high):
-        middle, probes = (low + high) / 2, probes + 1
+    while probes < QUOTE_PROBES and high - low > max(grid.step_s, QUOTE_PART * high):
+        middle, probes = sqrt(low * high), probes + 1
         low, high = (low, middle) if accepted(middle) else (middle, high)
     found = grid.now_s + high
     return found if found < below else None
@@ -235,13 +273,3 @@ def _welcome(spec: JobSpec, pool: Pool) -> str:
     wait_s = start - pool.at_s
     when = f"beginning {wait_s:.0f} s from now at the latest" if wait_s >= 1 else "beginning now"
     return f"its deadline can be met with a minimum satisfactory share of {share}, {when}"
-
-
-def _refusal(view: ClusterView, spec: JobSpec) -> str:
-    deadline_s = spec.deadline_s
-    assert deadline_s is not None, "only jobs with a deadline are turned away"
-    best = max(ladder.rates[-1] for _, ladder in spec.ladders if ladder.levels)
-    if view.now_s + spec.iterations / best > deadline_s:
-        left = deadline_s - view.now_s
-        return f"even alone at its best speed it needs {spec.iterations / best:.0f} s and has {left:.0f}"
-    return "its deadline cannot be met beside those promised before"

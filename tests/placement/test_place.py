@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,10 +73,13 @@ def histories(draw: st.DrawFn) -> tuple[int, int, list[dict[str, int]]]:
     return num_nodes, width, rounds
 
 
-@given(histories())
-def test_power_of_two_shares_always_find_a_subtree(history: tuple[int, int, list[dict[str, int]]]) -> None:
+@given(histories(), st.integers(0, 4))
+def test_power_of_two_shares_always_find_a_subtree(
+    history: tuple[int, int, list[dict[str, int]]], rack_order: int
+) -> None:
     num_nodes, width, rounds = history
-    cluster = Cluster.parse(f"{num_nodes}x{width}")
+    nodes = Cluster.parse(f"{num_nodes}x{width}").nodes
+    cluster = Cluster(tuple(replace(node, rack=f"r{place >> rack_order}") for place, node in enumerate(nodes)))
     held: dict[JobId, Placement] = {}
     for wanted in rounds:
         shares = [share(name, size) for name, size in wanted.items()]

@@ -3,6 +3,7 @@ import pytest
 from melodeon.core.cluster import Cluster
 from melodeon.core.clusterview import JobState
 from melodeon.core.curve import ScalingCurve
+from melodeon.core.jobs import JobId
 from melodeon.core.overhead import Overheads
 from melodeon.sched.edf import Edf
 from melodeon.sched.edf_admission import EdfAdmission
@@ -81,6 +82,24 @@ def test_edf_with_admission_refuses_who_would_be_late_or_make_others_late() -> N
         "in EDF order it would be late",
         "in EDF order it would make another job late",
     ]
+
+
+def test_edf_with_elastic_shares_meets_both_deadlines_of_which_edf_misses_one() -> None:
+    # As in figure 3 of ElasticFlow's paper: one worker for each, where EDF gives both to the first.
+    curve = ScalingCurve(((1, 1 / 60), (2, 1.5 / 60)))
+    jobs = [job(name, 3.0, curve, deadline_s=180.0 + 1e-3) for name in "ab"]
+    assert first_shares(Edf(), jobs, "1x2") == {"a": 2}
+    # Nobody has a second to spare: a first start costs no pause, and none is planned.
+    assert first_shares(EdfElastic(), jobs, "1x2") == {"a": 1, "b": 1}
+
+
+def test_edf_with_elastic_shares_turns_nobody_away_and_gives_the_late_what_helps() -> None:
+    jobs = [job("lost", 1000.0, LINEAR, deadline_s=1.0, max_workers=4), job("soon", 100.0, LINEAR, deadline_s=30.0)]
+    view = view_of(Cluster.parse("1x8"), [JobState(spec) for spec in jobs], overheads=Overheads.none())
+    found = tick(view, EdfElastic(), TickState())
+    assert [verdict.admitted for verdict in found.verdicts] == [True, True]
+    assert {name: share.num_devices for name, share in found.plan.shares.items()} == {"lost": 4, "soon": 4}
+    assert found.plan.shares[JobId("lost")].why == "it is late and takes what makes it faster"
 
 
 def test_tiresias_prefers_least_attained_service_and_wakes_at_the_threshold() -> None:

@@ -12,6 +12,7 @@ from melodeon.core.curve import Ladder, ScalingCurve
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.overhead import Overheads
+from melodeon.core.plan import Resize, Start
 from melodeon.sched.elasticflow import ElasticFlow
 from melodeon.sched.greedy import Climber, Step, climb, steps_of
 from melodeon.sched.reserve import reserve_for
@@ -19,7 +20,7 @@ from melodeon.sched.tick import TickState, tick
 from melodeon.sim.engine import SimConfig, Simulation
 from melodeon.sim.incidents import Incident
 from melodeon.sim.metrics import summarize
-from tests.sched.draws import clusters, job, job_lists, overheads, view_of
+from tests.sched.draws import GPU, clusters, job, job_lists, overheads, view_of
 
 FREE = Overheads.none()
 JOB, LEVEL, VALUE = 1, 2, 4
@@ -92,6 +93,22 @@ def test_a_refusal_says_what_would_have_been_accepted() -> None:
     assert verdict.earliest_deadline_s == pytest.approx(500.0, rel=0.01)
     assert "needs 500 s and has 300" in verdict.why
     assert tick(view, ElasticFlow(quote=False), TickState()).verdicts[0].earliest_deadline_s is None
+
+
+def test_a_refusal_blames_promises_only_where_they_are_in_the_way() -> None:
+    fast, linear = DeviceType("A100"), ScalingCurve.linear(1.0, 8)
+    # On 8 devices, or on the type that is not there, it would be in time: the cluster has 4, and perhaps a reserve.
+    spec = replace(job("a", 1000.0, linear, deadline_s=200.0), curves=((fast, linear), (GPU, linear)))
+    for options, needed in (({}, 250), ({"reserve": 2}, 500)):
+        view = view_of(Cluster.parse("1x4"), [JobState(spec)], overheads=FREE)
+        (verdict,) = tick(view, ElasticFlow(**options), TickState()).verdicts
+        assert verdict.why == f"even alone at its best speed it needs {needed} s and has 200"
+    view = view_of(Cluster.parse("1x4"), [JobState(spec)], overheads=FREE)
+    (verdict,) = tick(view, ElasticFlow(reserve=4), TickState()).verdicts
+    assert verdict.why == "it needs at least 1 device, and no type has so many that may be promised now"
+    both = [job("first", 300.0, linear, deadline_s=100.0), job("second", 300.0, linear, deadline_s=100.0)]
+    view = view_of(Cluster.parse("1x4"), [JobState(spec) for spec in both], overheads=FREE)
+    assert "beside those promised before" in tick(view, ElasticFlow(), TickState()).verdicts[1].why
 
 
 def test_one_infeasible_job_does_not_take_others_of_its_slot_with_it() -> None:
@@ -177,6 +194,33 @@ def test_one_sorted_pass_gives_the_best_step_that_is_left_again_and_again(jobs: 
     assert climb(everything, free, lambda _, level: level % 2 == 0) == wanted
 
 
+@settings(max_examples=40)
+@given(job_lists(most=12), st.sampled_from(["1x3", "3x2", "5x4", "1x7"]), overheads)
+def test_shares_are_powers_of_two_where_curves_are_whatever_is_left(
+    jobs: list[JobSpec], cluster: str, costs: Overheads
+) -> None:
+    config = SimConfig(cluster=Cluster.parse(cluster), overheads=costs)
+    result = Simulation(config, jobs, ElasticFlow(quote=False)).run().result()
+    given_ = [logged.action.placement for logged in result.log if isinstance(logged.action, Start | Resize)]
+    assert {sum(block.size for block in placement) for placement in given_} <= {1, 2, 4, 8, 16}
+
+
+@pytest.mark.parametrize(("powers", "given_to"), [(True, (3, 4, 8, 1)), (False, (3, 6, 12, 1))])
+def test_shares_are_powers_of_two_or_a_job_s_own_least(powers: bool, given_to: tuple[int, ...]) -> None:
+    # Devices enough for all: the first needs 3 at least and at most, the second has 6 at most, the third any of 12.
+    every = ScalingCurve(tuple((n, float(n)) for n in range(1, 13)))
+    jobs = [
+        job("three", 1e4, every, min_workers=3, max_workers=3),
+        job("six", 1e4, every, max_workers=6),
+        job("twelve", 1e4, every),
+        job("one", 1e4, every, max_workers=1),
+    ]
+    config = SimConfig(cluster=Cluster.parse("4x8"), overheads=FREE)
+    result = Simulation(config, jobs, ElasticFlow(powers=powers)).run().result()
+    first = {a.job: sum(b.size for b in a.placement) for a in (x.action for x in result.log) if isinstance(a, Start)}
+    assert tuple(first[JobId(name)] for name in ("three", "six", "twelve", "one")) == given_to
+
+
 def test_a_promise_is_put_off_by_what_its_job_trains_before() -> None:
     # 800 iterations by 1000 s: 200 s on 4 devices from 800 s on. On 2 devices from the start it never needs more.
     linear = ScalingCurve.linear(1.0, 4)
@@ -234,3 +278,36 @@ def test_the_reserve_for_a_risk_is_the_binomial_quantile() -> None:
     assert reserve_for(cluster, kind, mean_up_s=9.0, mean_repair_s=1.0, risk=0.02) == 24
     with pytest.raises(UsageError, match="risk"):
         reserve_for(cluster, kind, mean_up_s=9.0, mean_repair_s=1.0, risk=2.0)
+
+
+@pytest.mark.parametrize("busy_s", [30.0, 600.0, 10_000.0, 1e6])
+def test_a_refusal_by_a_full_cluster_names_its_earliest_deadline_however_small_the_job(busy_s: float) -> None:
+    linear = ScalingCurve.linear(1.0, 4)
+    full, small = job("full", 4 * busy_s, linear, deadline_s=busy_s + 1), job("small", 40.0, linear, deadline_s=11.0)
+    view = view_of(Cluster.parse("1x4"), [JobState(full), JobState(small)], overheads=FREE)
+    found = tick(view, ElasticFlow(), TickState()).verdicts[1].earliest_deadline_s
+    assert found is not None
+    # All four devices are promised until then, and it needs 10 s of them.
+    assert found == pytest.approx(busy_s + 10, rel=0.015, abs=2)
+    assert judged([full, replace(small, deadline_s=found)]) == [True, True]
+    assert judged([full, replace(small, deadline_s=0.97 * found)]) == [True, False]
+
+
+@pytest.mark.parametrize(("first_start", "earliest"), [(False, 10.0), (True, 18.0)])
+def test_a_refusal_by_an_empty_cluster_counts_a_pause_only_where_starting_costs_one(
+    first_start: bool, earliest: float
+) -> None:
+    spec = job("a", 40.0, ScalingCurve.linear(1.0, 4), deadline_s=5.0)
+    view = view_of(Cluster.parse("1x4"), [JobState(spec)], overheads=Overheads(first_start=first_start))
+    (verdict,) = tick(view, ElasticFlow(), TickState()).verdicts
+    assert verdict.earliest_deadline_s == pytest.approx(earliest, rel=0.01)
+
+
+def test_a_refusal_names_no_deadline_before_the_one_that_was_refused() -> None:
+    # With slots nothing is left beside "full" up to 2 s, although the job would be done after 1 s.
+    linear = ScalingCurve.linear(1.0, 4)
+    jobs = [job("full", 80_000.0, linear, deadline_s=20_002.0), job("small", 4.0, linear, deadline_s=2.0)]
+    view = view_of(Cluster.parse("1x4"), [JobState(spec) for spec in jobs], overheads=FREE, slot_s=60.0)
+    verdict = tick(view, ElasticFlow(), TickState()).verdicts[1]
+    assert not verdict.admitted
+    assert verdict.earliest_deadline_s == pytest.approx(20_003.0, rel=0.015)

@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -115,6 +115,55 @@ def test_theorem_1_on_linear_curves(devices: int, jobs: list[tuple[int, int]]) -
     old = Pool(0.0, empty, frozenset(), Profile(0.0, devices))
     pool = refresh(old, asks, Grid(0.0, 1e-7), devices, 0)
     assert (not pool.late) == (max(loads) <= 1)
+
+
+def as_printed(devices: int, rates: list[list[float]], work: list[float], due: list[int]) -> list[list[int]] | None:
+    """ElasticFlow's Algorithm 1, line by line: devices of each job in each slot; None: somebody would be late."""
+    free, given_ = [devices] * max(due), []
+    for rate, needed, deadline in zip(rates, work, due, strict=True):
+        for level in range(1, devices + 1):
+            slots, trained = [0] * max(due), 0.0
+            for slot in reversed(range(deadline)):
+                slots[slot] = min(level, free[slot])
+                trained += rate[slots[slot]]
+                if trained >= needed:
+                    break
+            if trained >= needed:
+                break
+        else:
+            return None
+        free = [left - taken for left, taken in zip(free, slots, strict=True)]
+        given_.append(slots)
+    return given_
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(
+        st.tuples(st.lists(st.floats(0.05, 1.0), min_size=6, max_size=6), st.floats(0.2, 20), st.integers(1, 8)),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_algorithm_1_in_slots_gives_every_job_the_same_in_every_slot(
+    devices: int, jobs: list[tuple[list[float], float, int]]
+) -> None:
+    ordered = sorted(jobs, key=lambda entry: entry[2])
+    # Each device adds at most as much as the one before: concave, as the paper has them.
+    rates = [[0.0, *accumulate(sorted(gains, reverse=True))] for gains, _, _ in ordered]
+    work, due = [needed for _, needed, _ in ordered], [deadline for _, _, deadline in ordered]
+    expected = as_printed(devices, rates, [(1 - 1e-6) * needed for needed in work], due)
+    assume(expected == as_printed(devices, rates, [(1 + 1e-6) * needed for needed in work], due))
+    asks = {}
+    for index, rate in enumerate(rates):
+        ladder = ScalingCurve(tuple((n, rate[n]) for n in range(1, devices + 1))).ladder()
+        asks[JobId(str(index))] = ask(work[index], float(due[index]), ladder, str(index))
+    empty = {name: Member(Goal.HARD, NOTHING, one, 0.0) for name, one in asks.items()}
+    pool = refresh(Pool(0.0, empty, frozenset(), Profile(0.0, devices)), asks, UNITS, devices, 0)
+    assert (not pool.late) == (expected is not None)
+    for name, slots in enumerate(expected or ()):
+        plan = pool.members[JobId(str(name))].plan
+        assert [plan.workers_at(float(slot)) for slot in range(len(slots))] == slots
 
 
 @given(
