@@ -22,8 +22,16 @@ def total(counts: Counts) -> int:
     return counts[0][1] if len(counts) == 1 else sum([count for _, count in counts])
 
 
-_GROUP = re.compile(r"(?P<nodes>\d+)x(?P<devices>\d+)(:(?P<type>[A-Za-z0-9_.-]+))?")
+_GROUP = re.compile(r"(?P<nodes>\d{1,12})x(?P<devices>\d{1,12})(:(?P<type>[A-Za-z0-9_.-]+))?")
 DEFAULT_TYPE = DeviceType("gpu")
+MOST_DEVICES = 1_000_000
+"""No cluster is described that has more: a slip of the finger would fill the memory."""
+
+
+def check_size(name: str, num_devices: int) -> None:
+    """Refuse a description of more devices than can be meant, before any node is made of it."""
+    if num_devices > MOST_DEVICES:
+        raise UsageError(f"cluster {name!r} has {num_devices:,} devices: the most that can be is {MOST_DEVICES:,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +86,13 @@ class Cluster:
     def parse(cls, text: str) -> "Cluster":
         """Read `16x8:A100` or `4x8:V100,2x4:T4`: nodes x devices, and the type where there are several."""
         nodes: list[Node] = []
+        num_devices = 0
         for part in text.split(","):
             match = _GROUP.fullmatch(part.strip())
             if match is None or not int(match["nodes"]) or not int(match["devices"]):
                 raise UsageError(f"cluster {text!r} cannot be read at {part!r}: write nodes x devices, like 16x8:A100")
+            num_devices += int(match["nodes"]) * int(match["devices"])
+            check_size(text, num_devices)
             kind = DeviceType(match["type"] or DEFAULT_TYPE)
             first = len(nodes)
             nodes.extend(

@@ -27,13 +27,15 @@ Standings = Mapping[JobId, Standing]
 """Only jobs that were promoted; all others are counted from 0 and their submission."""
 
 
-def check_thresholds(thresholds_s: tuple[float, ...]) -> None:
-    """Queues need limits that ascend."""
+def check_queues(thresholds_s: tuple[float, ...], promote: float | None) -> None:
+    """Queues need limits that ascend, and somebody who waits a while before it is promoted."""
     numbers = not isinstance(thresholds_s, str)
-    if not numbers or list(thresholds_s) != sorted(thresholds_s) or any(t <= 0 for t in thresholds_s):
+    if not numbers or list(thresholds_s) != sorted(thresholds_s) or not all(t > 0 for t in thresholds_s):
         raise UsageError(
             f"thresholds_s={thresholds_s} cannot be: they are numbers above 0 that ascend, written 3250+7200"
         )
+    if promote is not None and not promote > 0:
+        raise UsageError(f"promote={promote} must be above 0: it is how many times as long as it ran a job has waited")
 
 
 class Queues(NamedTuple):

@@ -13,7 +13,7 @@ from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
-from melodeon.sched.attained import Queues, check_thresholds, queues
+from melodeon.sched.attained import Queues, check_queues, queues
 from melodeon.sched.climbing import Climber, climb, relative_throughput
 from melodeon.sched.estimate import Offer
 from melodeon.sched.gang import Room, asked
@@ -38,7 +38,7 @@ class ElasticTiresias:
     """R2."""
 
     def __post_init__(self) -> None:
-        check_thresholds(self.thresholds_s)
+        check_queues(self.thresholds_s, self.promote)
         if self.pending_limit < 0:
             raise UsageError(f"pending_limit={self.pending_limit} is a number of jobs: it starts at 0")
 

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
+from math import isfinite
 from typing import cast
 
 from melodeon.core.errors import UsageError
@@ -49,10 +50,34 @@ def make_policy(name: str, **options: object) -> Policy:
             takes = f"choose of {', '.join(known)}" if known else "it has none"
             raise UsageError(f"policy {name!r} has no option {option!r}: {takes}")
     for field in fields(made):
-        if isinstance(field.default, tuple) and isinstance(options.get(field.name), int | float):
-            options[field.name] = (options[field.name],)
-    try:
-        return cast(Policy, made(**options))
-    except TypeError as error:
-        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
-        raise UsageError(f"policy {name!r} cannot be had with {given}: {error}") from error
+        if field.name not in options:
+            continue
+        value = options[field.name]
+        if isinstance(field.default, tuple):
+            options[field.name] = (value,) if isinstance(value, int | float) else value
+        elif not _suits(value, field.default):
+            raise UsageError(f"policy {name!r} cannot be had with {field.name}={value!r}: {_takes(field.default)}")
+    return cast(Policy, made(**options))
+
+
+def _suits(value: object, default: object) -> bool:
+    """Whether an option's value is of its default's kind; None stands for a number that may be left out."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, int):
+        return isinstance(value, int)
+    if isinstance(value, int | float):
+        return isfinite(value)
+    return default is None and value is None
+
+
+def _takes(default: object) -> str:
+    match default:
+        case bool():
+            return "it takes yes or no"
+        case int():
+            return f"it takes a whole number, such as {default}"
+        case float():
+            return f"it takes a number, such as {default:g}"
+        case _:
+            return "it takes a number or none"

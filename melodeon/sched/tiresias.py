@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from melodeon.core.clusterview import ClusterView
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
-from melodeon.sched.attained import check_thresholds, queues
+from melodeon.sched.attained import check_queues, queues
 from melodeon.sched.gang import Room, share
 from melodeon.sched.policy import Decision
 
@@ -25,7 +25,7 @@ class Tiresias:
     """None: nobody is promoted."""
 
     def __post_init__(self) -> None:
-        check_thresholds(self.thresholds_s)
+        check_queues(self.thresholds_s, self.promote)
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Least attained service first."""

@@ -17,6 +17,12 @@ def test_a_description_that_cannot_be_read_names_the_part(text: str) -> None:
         Cluster.parse(text)
 
 
+@pytest.mark.parametrize("text", ["99999999x9999", "1x1000001", "1000x999,10x101:T4"])
+def test_a_cluster_larger_than_any_is_refused_before_it_is_made(text: str) -> None:
+    with pytest.raises(UsageError, match=f"cluster '{text}' has .* devices: the most that can be is 1,000,000"):
+        Cluster.parse(text)
+
+
 def test_a_node_that_is_down_keeps_its_name_and_gives_no_devices() -> None:
     cluster = Cluster.parse("2x8:A100").with_node(NodeId("node001"), up=False)
     assert cluster.count(DeviceType("A100")) == 8

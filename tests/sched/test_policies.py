@@ -145,3 +145,30 @@ def test_an_unknown_policy_is_answered_with_the_nearest() -> None:
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(UsageError, match="'elasticflow' has no option 'colour': choose of"):
         make_policy("elasticflow", colour="red")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "takes"),
+    [
+        ("elasticflow", "reserve", 1.5, "a whole number, such as 0"),
+        ("elasticflow", "reserve", True, "a whole number, such as 0"),
+        ("elasticflow", "quote", 1, "yes or no"),
+        ("themis", "lease_s", True, "a number, such as 1200"),
+        ("pollux", "power", float("nan"), "a number, such as -1"),
+        ("gavel", "round_s", "soon", "a number, such as 360"),
+        ("tiresias", "promote", "often", "a number or none"),
+    ],
+)
+def test_an_option_of_another_kind_is_told_what_it_takes(name: str, option: str, value: object, takes: str) -> None:
+    with pytest.raises(UsageError, match=f"policy '{name}' cannot be had with {option}=.*: it takes {takes}$"):
+        make_policy(name, **{option: value})
+
+
+@pytest.mark.parametrize("name", ["tiresias", "elastic-tiresias"])
+def test_queues_that_cannot_be_are_refused(name: str) -> None:
+    for thresholds in ((float("nan"),), (10.0, 5.0), "ten"):
+        with pytest.raises(UsageError, match="they are numbers above 0 that ascend"):
+            make_policy(name, thresholds_s=thresholds)
+    with pytest.raises(UsageError, match="promote=-1 must be above 0"):
+        make_policy(name, promote=-1)
+    assert make_policy(name, promote=2, thresholds_s=5) == make_policy(name, promote=2.0, thresholds_s=(5,))

@@ -162,6 +162,8 @@ def test_a_cluster_spec_is_a_cluster(tmp_path: Path) -> None:
         read_cluster_spec(write(tmp_path, head + "0,3,4,64,256\n"))
     with pytest.raises(UsageError, match="has 0 lines below its header"):
         read_cluster_spec(write(tmp_path, head))
+    with pytest.raises(UsageError, match=r"trace\.csv' has 1,001,000 devices: the most that can be is 1,000,000"):
+        read_cluster_spec(write(tmp_path, head + "1001,1000,1,64,256\n"))
 
 
 def test_what_a_trace_lacks_is_drawn_from_the_seed_and_the_job_alone(tmp_path: Path) -> None:

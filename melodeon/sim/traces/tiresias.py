@@ -10,7 +10,7 @@ there is none, gives the shape of its curve.
 
 from pathlib import Path
 
-from melodeon.core.cluster import DEFAULT_TYPE, Cluster, DeviceType, Node, NodeId
+from melodeon.core.cluster import DEFAULT_TYPE, Cluster, DeviceType, Node, NodeId, check_size
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
 from melodeon.sim.traces.recorded import Recorded, recorded_trace
@@ -41,6 +41,7 @@ def read_cluster_spec(path: Path, kind: DeviceType = DEFAULT_TYPE) -> Cluster:
         raise UsageError(f"{path} has {len(rows)} lines below its header: a cluster spec has 1")
     (row,) = rows
     racks, nodes, devices = (row.devices(column) for column in ("num_switch", "num_node_p_switch", "num_gpu_p_node"))
+    check_size(str(path), racks * nodes * devices)
     return Cluster(
         tuple(
             Node(
