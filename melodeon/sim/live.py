@@ -50,6 +50,7 @@ class LiveJob:
         self.rate = 0.0
         """Iterations a second while it is not paused."""
         self.rate_alone = spec.curves[0][1].rate(1)
+        """That of one device alone of the type that it is on; on several types, the mean over its devices."""
         self.speed = 1.0
         self.changed_s = self.resume_s = spec.submit_s
         """`done`, `service_s` and `effective_s` are as of `changed_s`; progress goes on at `resume_s`."""
@@ -63,10 +64,14 @@ class LiveJob:
         running_s = now_s - self.resume_s
         if running_s > 0:
             if self.rate:
-                self.done = min(self.done + self.rate * running_s, self.spec.iterations)
-                self.effective_s += running_s * self.rate / self.rate_alone
+                self._progress(self.rate * running_s)
             self.resume_s = now_s
         self.changed_s = now_s
+
+    def _progress(self, iterations: float) -> None:
+        before = self.done
+        self.done = min(before + iterations, self.spec.iterations)
+        self.effective_s += (self.done - before) / self.rate_alone
 
     def hold(
         self, now_s: float, counts: Counts, placement: Placement, rate: float, pause_s: float, lead_s: float = 0.0
@@ -75,6 +80,8 @@ class LiveJob:
         self.settle(now_s)
         self.counts, self.placement, self.rate = counts, placement, rate
         self.num_devices = total(counts)
+        if counts:
+            self.rate_alone = _alone(self.spec, counts, self.num_devices)
         if self.end_s and now_s <= self.finish_s < NEVER and self.done >= self.spec.iterations and not lead_s:
             return  # its last step is made, and it ends when it ends
         if pause_s or lead_s:
@@ -90,7 +97,7 @@ class LiveJob:
         self.settle(now_s)
         begins_s = max(now_s, self.resume_s)
         trained_s = min(max(0.0, now_s + seconds - begins_s), (self.spec.iterations - self.done) / self.rate)
-        self.done = min(self.done + self.rate * trained_s, self.spec.iterations)
+        self._progress(self.rate * trained_s)
         return begins_s + trained_s - now_s
 
     def state(self, now_s: float) -> JobState:
@@ -118,6 +125,15 @@ class LiveJob:
         return copy(self)
 
 
+def _alone(spec: JobSpec, counts: Counts, num_devices: int) -> float:
+    """Iterations a second of one device alone, averaged over those of a job."""
+    together = 0.0
+    for kind, count in counts:
+        curve = spec.curve(kind)
+        together += count * curve.rate(1) if curve else 0.0
+    return together / num_devices
+
+
 class JobOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What became of a job."""
 
@@ -131,7 +147,7 @@ class JobOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """None: turned away, or never run to its end."""
     service_s: float = 0.0
     effective_s: float = 0.0
-    """Service weighed by scaling efficiency: device-seconds that one device alone would have needed."""
+    """Service weighed by scaling efficiency: device-seconds that devices of its types would have needed, each alone."""
     pause_s: float = 0.0
     num_resizes: int = 0
     num_migrations: int = 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import fmean, median
 
+from melodeon.core.cluster import Counts
 from melodeon.core.jobs import JobSpec
 from melodeon.sim.engine import SimResult
 from melodeon.sim.live import JobOutcome
@@ -31,7 +32,7 @@ class Summary:
     deadline_ratio: float | None
     """Deadline satisfactory ratio: in time over all jobs with a deadline, rejected ones included."""
     cluster_efficiency: float
-    """ElasticFlow's equation 8 averaged over time: throughput of each device over that of one device alone."""
+    """ElasticFlow's equation 8 averaged over time: throughput of each device over that of one of its type alone."""
     utilisation: float
     """Device-seconds held over device-seconds there."""
     jct_mean_s: float | None
@@ -75,8 +76,7 @@ def summarize(result: SimResult) -> Summary:
     finished = [o for o in jobs if o.finished_s is not None]
     jct = sorted(o.jct_s for o in finished if o.jct_s is not None)
     easy = [o.jct_s for o in finished if o.spec.deadline_s is None and o.jct_s is not None]
-    devices = result.config.cluster.num_devices
-    fairness = [_fairness(o, devices) for o in finished]
+    fairness = [_fairness(o, result.config.cluster.capacity) for o in finished]
     decisions = sorted(result.decision_s)
     classes: dict[str, list[float]] = {"small": [], "medium": [], "large": []}
     for outcome in finished:
@@ -129,14 +129,15 @@ def quantile(ascending: Sequence[float], share: float) -> float | None:
     return ascending[max(0, ceil(share * len(ascending)) - 1)] if ascending else None
 
 
-def _fairness(outcome: JobOutcome, devices: int) -> float:
-    """Themis' rho: its completion time over the one on `devices / active jobs` devices of its own."""
+def _fairness(outcome: JobOutcome, capacity: Counts) -> float:
+    """Themis' rho: its completion time over the one on `devices / active jobs` of its own, of the type best for it."""
     assert outcome.jct_s is not None, "only finished jobs have a completion time"
-    share = max(1, int(devices / max(1.0, outcome.mean_active)))
-    curve = outcome.spec.curves[0][1]
-    ladder = outcome.spec.ladders[0][1]
-    ideal = outcome.spec.iterations / max(ladder.rate(share), curve.rate(1))
-    return outcome.jct_s / ideal
+    active, devices = max(1.0, outcome.mean_active), dict(capacity)
+    best = 0.0
+    for (kind, curve), (_, ladder) in zip(outcome.spec.curves, outcome.spec.ladders, strict=True):
+        if devices.get(kind):
+            best = max(best, ladder.rate(max(1, int(devices[kind] / active))), curve.rate(1))
+    return outcome.jct_s * best / outcome.spec.iterations
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -55,6 +55,15 @@ def test_ends_are_gathered_for_a_slot_and_submissions_answered_at_once() -> None
     assert [logged.at_s for logged in result.log] == [0.0, 145.0, 400.0]
 
 
+@pytest.mark.parametrize("slot_s", [0.0, 60.0])
+def test_years_in_which_nothing_happens_take_no_rounds(slot_s: float) -> None:
+    jobs = [job("a", 1e9, LINEAR, deadline_s=3e9), job("b", 1e9, LINEAR, submit_s=5e8, deadline_s=3e9)]
+    for policy, rounds in ((Fifo(), 4), (ElasticFlow(), 4)):
+        result = Simulation(config("1x2", slot_s=slot_s), jobs, policy).run().result()
+        assert all(outcome.finished_s is not None for outcome in result.outcomes)
+        assert len(result.decision_s) <= rounds, "two submissions, an end, and perhaps a promise that falls due"
+
+
 def test_a_policy_that_asked_to_be_woken_is_woken_in_the_middle_of_a_slot() -> None:
     old, young = job("old", 9e3, LINEAR), job("young", 9e3, LINEAR, submit_s=1.0)
     ticks = Tiresias(thresholds_s=(10.0,))

@@ -1,14 +1,18 @@
 """Every figure of a simulation, by hand on jobs small enough for it."""
 
+from dataclasses import replace
+
 import pytest
 
-from melodeon.core.cluster import Cluster
+from melodeon.core.cluster import Cluster, DeviceType
+from melodeon.core.clusterview import ClusterView
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.jobs import Goal, JobSpec
 from melodeon.core.overhead import Overheads
+from melodeon.core.plan import Share
 from melodeon.sched.elasticflow import ElasticFlow
 from melodeon.sched.fifo import Fifo
-from melodeon.sched.policy import Policy
+from melodeon.sched.policy import Decision, Policy
 from melodeon.sim.engine import SimConfig, Simulation
 from melodeon.sim.metrics import Summary, size_class, summarize
 from tests.sched.draws import job
@@ -77,3 +81,32 @@ def test_what_decisions_took_is_what_was_measured() -> None:
     assert found.decision_total_s == sum(result.decision_s) > 0
     assert found.decision_mean_ms == pytest.approx(1e3 * found.decision_total_s / found.num_rounds)
     assert found.decision_p99_ms == pytest.approx(1e3 * max(result.decision_s))
+
+
+def two_types(requested: int = 2) -> JobSpec:
+    """Four times as fast on an A100 as on a T4, which it would rather have."""
+    curves = ((DeviceType("T4"), LINEAR), (DeviceType("A100"), ScalingCurve(((1, 4.0), (2, 6.0)))))
+    return replace(job("a", 120.0, LINEAR, requested_workers=requested), curves=curves)
+
+
+@pytest.mark.parametrize(("cluster", "efficient"), [("1x2:T4", 1.0), ("1x2:A100", 0.75)])
+def test_efficiency_is_measured_against_one_device_of_the_type_that_a_job_is_on(cluster: str, efficient: float) -> None:
+    found = figures([two_types()], Fifo(), cluster)
+    assert (found.utilisation, found.cluster_efficiency) == pytest.approx((1.0, efficient))
+
+
+def test_efficiency_on_several_types_is_that_of_their_devices_together() -> None:
+    class Both(Fifo):
+        def decide(self, view: ClusterView, state: object) -> Decision:
+            return Decision({name: Share(name, view.cluster.capacity, "both types") for name in view.jobs})
+
+    # 1 iteration a second on the T4 and 6 on two A100, where each alone would make 1 + 4 + 4.
+    found = figures([two_types()], Both(), "1x1:T4,1x2:A100")
+    assert found.cluster_efficiency == pytest.approx(7 / 9)
+
+
+def test_fairness_knows_the_types_that_are_there() -> None:
+    assert figures([two_types()], Fifo(), "1x2:A100").fairness_mean == pytest.approx(1.0)
+    # Alone it could have 2 of each type, and would be done in 20 s on the A100; on one T4 it takes 120 s.
+    found = figures([two_types(requested=1)], Fifo(), "1x2:T4,1x2:A100")
+    assert found.fairness_mean == pytest.approx(120 / 20)

@@ -15,6 +15,7 @@ from melodeon.core.plan import Share
 from melodeon.sched.fifo import Fifo
 from melodeon.sched.policy import Decision
 from melodeon.sim.engine import SimConfig, SimResult, Simulation
+from melodeon.sim.metrics import summarize
 from melodeon.sim.record import record
 from tests.sched.draws import job
 
@@ -70,6 +71,11 @@ def test_devices_are_held_until_the_end_is_over() -> None:
 def test_a_job_that_grows_trains_on_until_its_new_workers_are_ready() -> None:
     # 4 s of start, 6 s on one worker, 1 s more of that, half a second's pause, and the other 93 on two.
     assert ends(run([job("a", 100.0, LINEAR)], {0.0: {"a": 1}, 10.0: {"a": 2}})) == {"a": 11.5 + 93 / 2 + 2.0}
+
+
+def test_what_is_trained_until_new_workers_are_ready_counts_for_the_efficiency() -> None:
+    result = run([job("a", 100.0, LINEAR)], {0.0: {"a": 1}, 10.0: {"a": 2}})
+    assert result.outcomes[0].effective_s == pytest.approx(100.0), "as much as one device alone would have trained"
 
 
 def test_a_job_that_shrinks_does_so_at_once() -> None:
@@ -135,12 +141,15 @@ def test_a_job_that_makes_room_pays_the_pause_of_its_model() -> None:
     # Two are left on two nodes, one each, when another wants a whole node.
     script = {0.0: dict.fromkeys("abcd", 2), 10.0: {"a": 2, "c": 2}, 20.0: {"a": 2, "c": 2, "b": 4}}
     config = SimConfig(cluster=Cluster.parse("2x4"), overheads=costs)
-    found = {outcome.id: outcome for outcome in Simulation(config, jobs, Script(script)).run(100.0).result().outcomes}
+    result = Simulation(config, jobs, Script(script)).run(100.0).result()
+    found = {outcome.id: outcome for outcome in result.outcomes}
     assert sorted((found[JobId(name)].num_migrations, found[JobId(name)].pause_s) for name in "ac") == [
         (0, 0.0),
         (1, 3.0),
     ]
     assert found[JobId("b")].pause_s == 5.0
+    figures = summarize(result)
+    assert (figures.num_migrations, figures.num_resizes, figures.num_suspensions, figures.pause_s) == (1, 0, 2, 8.0)
 
 
 def test_policies_can_be_told_of_other_costs_than_the_real_ones() -> None:
