@@ -76,7 +76,9 @@ def prepare(job_dir: Path, job: Job) -> None:
     """The job's folder, with its file in it."""
     (job_dir / "checkpoints").mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = job_dir / f".spec.{os.getpid()}"
-    temporary.write_text(json.dumps(job.spec, indent=2) + "\n")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # its variables may be secrets
+    with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, so that the mode is right from the start
+        file.write(json.dumps(job.spec, indent=2) + "\n")
     temporary.replace(job_dir / "spec.json")
 
 

@@ -7,11 +7,14 @@ Whatever ends it, nothing has to be saved: the log is on disk, and jobs have lau
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from pwd import struct_passwd
 
 import uvicorn
 
@@ -26,6 +29,7 @@ from melodeon.control.api.stream import Hub
 from melodeon.control.controller import Controller
 from melodeon.control.store import Store
 from melodeon.control.tidying import tidied
+from melodeon.coord.limits import find_user
 from melodeon.core.errors import UsageError
 from melodeon.sched.quota import Quota
 from melodeon.sched.registry import make_policy
@@ -90,6 +94,7 @@ async def serve(config: ServeConfig, ready: Callable[[Ready], None] | None = Non
     store = Store(state / "cluster.db")
     with contextlib.ExitStack() as undo:
         undo.callback(store.close)
+        let_pass(state, config.run_as)
         auth = Auth.load(state)
         sock = undo.enter_context(_listen(config.host, config.port))
         controller = Controller(
@@ -126,6 +131,33 @@ async def serve(config: ServeConfig, ready: Callable[[Ready], None] | None = Non
             await _run(controller, server, app.state.hub, sock)
         finally:
             await controller.close()
+
+
+def let_pass(state: Path, run_as: str) -> None:
+    """Let jobs that are another user's through to their own folders; what lies on the way they cannot read."""
+    if not run_as:
+        return
+    user = find_user(run_as)
+    if user.pw_uid == os.geteuid():
+        return
+    jobs = state / "jobs"
+    jobs.mkdir(exist_ok=True)
+    for folder in (state, jobs):
+        folder.chmod(0o711)
+    closed = next((folder for folder in reversed(state.parents) if not _may_pass(folder, user)), None)
+    if closed is not None:
+        raise UsageError(
+            f"user {run_as!r}, whose the jobs shall be, cannot enter {str(closed)!r}: choose a --state elsewhere"
+        )
+
+
+def _may_pass(folder: Path, user: struct_passwd) -> bool:
+    found = folder.stat()
+    if found.st_uid == user.pw_uid:
+        return bool(found.st_mode & stat.S_IXUSR)
+    if found.st_gid in os.getgrouplist(user.pw_name, user.pw_gid):
+        return bool(found.st_mode & stat.S_IXGRP)
+    return bool(found.st_mode & stat.S_IXOTH)
 
 
 async def _run(controller: Controller, server: "_Server", hub: Hub, sock: socket.socket) -> None:

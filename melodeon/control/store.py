@@ -270,6 +270,8 @@ class Store:
     def _opened(self) -> sqlite3.Connection:
         made = None
         try:
+            # Before SQLite makes it: the files beside it, which hold the same, get its mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             made = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             (application,) = made.execute("PRAGMA application_id").fetchone()
             (version,) = made.execute("PRAGMA user_version").fetchone()
@@ -286,7 +288,7 @@ class Store:
             (sound,) = made.execute("PRAGMA quick_check(1)").fetchone()
             if sound != "ok":
                 raise UsageError(f"the cluster's log {str(self.path)!r} is damaged ({sound}): restore it from a copy")
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             if made is not None:
                 made.close()
             raise UsageError(
@@ -310,7 +312,6 @@ class Store:
                 "COMMIT;",
             )
             made.executescript("".join(script))
-            self.path.chmod(0o600)
 
 
 def _locked(path: Path) -> int:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ from melodeon.backends.fleet_fake import FakeFleet
 from melodeon.backends.fleet_values import Seen
 from melodeon.client import Cluster
 from melodeon.control import address, service
+from melodeon.control.events import Submitted
+from melodeon.control.job import submitted
+from melodeon.control.orders import prepare
 from melodeon.control.service import ServeConfig, url_of
 from melodeon.core.errors import Unreachable, UsageError
 
@@ -31,6 +35,15 @@ config = ServeConfig(state=state, port=port, cluster="1x4:cpu", roots=(state.par
 serve_forever(config, lambda ready: print(ready.login_url, flush=True))
 """
 END_S = 30
+WITH_SECRET = Submitted(
+    job="a-1",
+    number=1,
+    user="ann",
+    spec={"name": "a", "run": ["train.py"], "steps": 10, "env": {"KEY": "secret"}},
+    deadline_at=None,
+    signature="s",
+    measure=False,
+)
 
 
 class Process:
@@ -77,7 +90,7 @@ def running(state: Path) -> Iterator[Process]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_is_found_answers_and_stops_when_asked(running: Process, state: Path, number: int) -> None:
     assert state.stat().st_mode & 0o777 == 0o700
-    for name in ("token", "address.json", "cluster.db"):
+    for name in ("token", "address.json", "cluster.db", "cluster.db-wal", "cluster.db-shm"):
         assert (state / name).stat().st_mode & 0o777 == 0o600, name
     assert "server" not in httpx.get(running.login_url).headers, "nobody is told what it is made of"
     with Cluster(state=state) as by_state, Cluster() as by_user:
@@ -188,6 +201,34 @@ def test_an_address_left_behind_is_not_alive(state: Path) -> None:
     assert (state / "address.json").exists(), "what another has said is not taken away"
     address.withdraw(gone)
     assert not (state / "address.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run jobs as another user")
+def test_jobs_of_another_user_reach_their_folders_and_nothing_else() -> None:
+    def may(flag: str, path: Path) -> bool:
+        return subprocess.run(["test", flag, path], user="nobody", group="nogroup", extra_groups=()).returncode == 0
+
+    with tempfile.TemporaryDirectory() as name:
+        state = Path(name) / "state"
+        state.mkdir(mode=0o700)
+        with pytest.raises(UsageError, match=rf"user 'nobody', .* cannot enter '{name}': choose a --state elsewhere"):
+            service.let_pass(state, "nobody")
+        Path(name).chmod(0o711)
+        service.let_pass(state, "nobody")
+        prepare(state / "jobs" / "a-1", submitted(0.0, WITH_SECRET))
+        (state / "jobs" / "a-1").chmod(0o711)  # as its launcher does
+        (state / "jobs" / "a-1" / "own").mkdir()
+        assert may("-x", state / "jobs" / "a-1" / "own")
+        for path in (state, state / "jobs", state / "jobs" / "a-1", state / "jobs" / "a-1" / "spec.json"):
+            assert not may("-r", path), path
+        with pytest.raises(UsageError, match="user 'no-such-user' is not known on this machine"):
+            service.let_pass(state, "no-such-user")
+
+
+def test_without_another_user_nobody_passes(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    service.let_pass(tmp_path / "state", "")
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
 
 def test_answers_do_not_wait_for_receipts() -> None:
