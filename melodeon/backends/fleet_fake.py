@@ -276,8 +276,9 @@ class FakeFleet:
         played = self._jobs[key]
         if played.ended is None and now >= played.done_at - 1e-9:
             digest = hashlib.sha256(f"{key[0]} {played.total}".encode()).hexdigest()
-            ended = Ended(status="done", exit_code=0, digest=digest, step=played.total)
-            played = replace(played, at=now, step=float(played.total), ended=ended, ended_at=min(now, played.done_at))
+            ended_at = min(now, played.done_at)
+            ended = Ended(status="done", exit_code=0, digest=digest, step=played.total, at=ended_at)
+            played = replace(played, at=now, step=float(played.total), ended=ended, ended_at=ended_at)
             self._keep(key, played)
         return played
 

@@ -97,8 +97,9 @@ def ended_of(run_dir: Path) -> Ended:
     try:
         with (run_dir / "run.json").open("rb") as file:
             record = msgspec.json.decode(file.read(MOST_RECORD), type=_Record)
+            written_at = os.fstat(file.fileno()).st_mtime
     except (OSError, msgspec.MsgspecError):
-        record = _Record()
+        record, written_at = _Record(), 0.0
     known: dict[str, How] = {"done": "done", "stopped": "stopped", "failed": "failed"}
     status = known.get(record.status)
     if status is None:
@@ -112,6 +113,7 @@ def ended_of(run_dir: Path) -> Ended:
         reason=plain(record.reason or "")[:MOST_REASON],
         digest=None if record.digest is None else plain(record.digest)[:MOST_REASON],
         step=record.steps,
+        at=written_at,  # its launcher has written it last of all
     )
 
 

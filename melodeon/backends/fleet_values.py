@@ -37,6 +37,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """Of the final state, where it came to its end."""
     step: int | None = None
     """The last committed step that was heard of."""
+    at: float | None = None
+    """When, by the machine's clock; None where its launcher could not say."""
 
 
 class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -111,6 +111,8 @@ class Ended(JobFact, frozen=True, kw_only=True, tag="ended"):
     digest: str | None = None
     step: int | None = None
     pause_s: float = 0.0
+    ended_at: float | None = None
+    """When, where that is known: before it was heard of, and long before where no controller was there to hear it."""
 
 
 class Paused(JobFact, frozen=True, kw_only=True, tag="paused"):

@@ -252,7 +252,8 @@ def _ended(job: Job, at: float, fact: Ended) -> Job:
         return job
     if fact.status == "done":
         job = _given(replace(job, exit_code=fact.exit_code, digest=fact.digest), at, (), (), {})
-        return moved(job, Phase.DONE, finished_at=at, why=fact.reason or "trained to its end")
+        finished_at = at if fact.ended_at is None else max(job.submitted_at, min(at, fact.ended_at))
+        return moved(job, Phase.DONE, finished_at=finished_at, why=fact.reason or "trained to its end")
     if job.phase is Phase.CANCELLING:
         return _over(job, at, Phase.CANCELLED, job.why, fact)
     if fact.status == "failed":

@@ -115,6 +115,7 @@ class Sight:
                 digest=how.digest,
                 step=how.step,
                 pause_s=seen.pause_s,
+                ended_at=how.at,
             )
 
     def _kind(self, slots: Mapping[str, tuple[int, ...]]) -> str | None:

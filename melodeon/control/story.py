@@ -15,6 +15,9 @@ from melodeon.core.service import EventInfo, Phase, Sentence
 from melodeon.core.text import counted
 from melodeon.sim.clock import length
 
+LATE_S = 5.0
+"""An end that is heard of later than this was told to nobody when it came."""
+
 
 def told(entry: Entry) -> EventInfo:
     """A line of the log as the service says it."""
@@ -59,7 +62,7 @@ def sentence(fact: AnyFact, at: float) -> str:
             | events.Ended()
             | events.Stuck()
         ):
-            return _seen(fact)
+            return _seen(fact) + _unheard(fact, at)
         case events.Started(policy=policy, nodes=nodes):
             devices = counted(sum(count for _, _, count, _ in nodes), "device")
             return f"the controller started: {devices} on {counted(len(nodes), 'node')}, policy {policy}"
@@ -100,7 +103,10 @@ def story_of(entries: Iterable[Entry], now: float, reached: int = 0) -> tuple[Se
         last = fact
         found.append(Sentence(at=at, text=sentence(fact, at)))
     if job is not None:
-        found.append(_now(job, now, waiting_since, reached))
+        stands = _now(job, now, waiting_since, reached)
+        # What was heard of late is told when it was heard of: a story does not go back.
+        told_at = max((part.at for part in (*found, stands) if part.at is not None), default=None)
+        found.append(stands if stands.at is None else Sentence(at=told_at, text=stands.text))
     return tuple(found)
 
 
@@ -144,6 +150,13 @@ def _now(job: Job, now: float, waiting_since: float | None, reached: int) -> Sen
         text += f"; {counted(job.num_resizes, 'resize')}, {counted(job.num_suspensions, 'suspension')}"
         text += f", {length(job.pause_s)} without progress in changes" if job.pause_s >= 0.05 else ""
     return Sentence(at=job.finished_at, text=text)
+
+
+def _unheard(fact: AnyFact, at: float) -> str:
+    """How long ago it ended, where nobody was there to hear of it."""
+    if not isinstance(fact, events.Ended) or fact.ended_at is None or at - fact.ended_at < LATE_S:
+        return ""
+    return f", {length(at - fact.ended_at)} before it was heard of"
 
 
 def _asked(

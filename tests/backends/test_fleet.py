@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -376,12 +377,15 @@ def test_a_job_that_has_ended_meanwhile_is_found(tmp_path: Path) -> None:
     # Not the command lines: a process that is about to end has none any more.
     eventually(lambda: (owner := owner_of(tmp_path / "job-1" / "job-1.1")) is not None and not owner.is_alive)
     eventually(lambda: not processes(tmp_path))
+    hour_ago = time.time() - 3600
+    os.utime(tmp_path / "job-1" / "job-1.1" / "run.json", (hour_ago, hour_ago))
 
     async def scenario() -> None:
         async with watching() as watcher:
             seen = await watcher.fleet.adopt(tmp_path / "job-1", "job-1", 1)
             assert seen.ended is not None
             assert (seen.ended.status, seen.ended.step, seen.alive) == ("done", 40, False)
+            assert seen.ended.at == pytest.approx(hour_ago, abs=1), "when it ended, not when it was found"
             assert await watcher.ended() == seen.ended
 
     asyncio.run(scenario())

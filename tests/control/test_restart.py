@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from melodeon.backends.fleet_values import LaunchOrder
 from tests.control.stage import CURVE, Stage, spec
 
@@ -40,6 +42,27 @@ def test_jobs_that_ended_meanwhile_are_done_and_their_devices_given_on(tmp_path:
         await stage.restart(same_fleet=False)
         assert stage.phase("a-1") == "done"
         assert stage.phase("b-2") == "running"
+
+    play(tmp_path, act)
+
+
+def test_a_deadline_that_was_met_while_nobody_looked_was_met(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        job = await stage.submit("a", workers="8", steps=600, deadline="60s")
+        assert job.deadline_at is not None
+        stage.clock.now += 3600
+        await stage.restart(same_fleet=False)
+        done = stage.controller.job("a-1")
+        assert done.phase.value == "done"
+        assert done.finished_at == pytest.approx(job.submitted_at + 10, abs=1)
+        story = stage.controller.story("a-1")
+        told = [sentence.text for sentence in story]
+        assert [sentence.at for sentence in story] == sorted(sentence.at or 0.0 for sentence in story)
+        assert told[-2] == "trained to its end at step 600, 60 min before it was heard of"
+        assert told[-1].startswith("done after 10.0 s, 50 s before its deadline")
+        assert "its deadline passed" not in told
+        times = [event.at for event in stage.controller.events()]
+        assert times == sorted(times), "the log says when it was heard of"
 
     play(tmp_path, act)
 
