@@ -47,7 +47,8 @@ class Quotas:
         if quota.active_jobs is not None:
             active = sum(1 for j in jobs.values() if j.admitted_s is not None and j.spec.user == user)
             if active >= quota.active_jobs:
-                return f"user {user!r} has {active} active jobs and may have {quota.active_jobs}: wait until one ends"
+                what = "job" if active == 1 else "jobs"
+                return f"user {user!r} has {active} active {what} and may have {quota.active_jobs}: wait until one ends"
         if quota.jobs_per_day is not None:
             today = sum(1 for when in accepted.get(user, ()) if when > now_s - DAY_S)
             if today >= quota.jobs_per_day:

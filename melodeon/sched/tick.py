@@ -14,10 +14,12 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
+from melodeon.core.cluster import Cluster
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Action, Migrate, Placement, Plan, Reject, Resize, Share, Start, Suspend, Verdict
 from melodeon.placement.place import place
+from melodeon.placement.topology import topology_of
 from melodeon.sched.policy import Admission, Decision, Policy
 from melodeon.sched.quota import Accepted, Quotas, note
 
@@ -63,7 +65,7 @@ def tick(view: ClusterView, policy: Policy, state: TickState, rules: Rules = NO_
     decision = policy.decide(view, state.policy)
     _check(view, decision)
     placements = _place(view, decision.shares)
-    actions = (*_rejections(verdicts), *_diff(view.jobs, decision.shares, placements))
+    actions = (*_rejections(verdicts), *_diff(view, decision.shares, placements))
     plan = Plan(decision.shares, placements)
     return Round(plan, actions, tuple(verdicts), TickState(decision.state, state.accepted), decision.wake_at)
 
@@ -127,14 +129,24 @@ def _rejections(verdicts: list[Verdict]) -> Iterator[Action]:
             yield Reject(verdict.job, verdict.why, verdict.earliest_deadline_s)
 
 
-def _diff(
-    jobs: Mapping[JobId, JobState], shares: Mapping[JobId, Share], placements: Mapping[JobId, Placement]
-) -> Iterator[Action]:
+def _gone(cluster: Cluster, placement: Placement) -> str:
+    """Why devices must be left whoever else wants them; empty where their nodes are well."""
+    if cluster.all_well:
+        return ""
+    nodes = topology_of(cluster).nodes_of(placement)
+    return next((f"node {node.id} is down, drained or too slow" for node in nodes if not node.up), "")
+
+
+def _diff(view: ClusterView, shares: Mapping[JobId, Share], placements: Mapping[JobId, Placement]) -> Iterator[Action]:
     """What must change: first what frees devices, then what takes them."""
+    jobs = view.jobs
     if len(shares) < len(jobs):
         for job_id, job in jobs.items():
             if job_id not in shares and job.placement:
-                yield Suspend(job_id, job.placement, "its devices are needed for jobs that go first")
+                gone = _gone(view.cluster, job.placement)
+                left = f"{gone}, and no other devices are left for it"
+                why = left if gone else "its devices are needed for jobs that go first"
+                yield Suspend(job_id, job.placement, why)
     later: list[Action] = []
     for job_id, share in shares.items():
         job, placement = jobs[job_id], placements[job_id]
@@ -149,5 +161,6 @@ def _diff(
             else:
                 later.append(action)
         elif placement != job.placement:
-            later.append(Migrate(job_id, job.placement, placement, "moved so that free devices lie together"))
+            why = _gone(view.cluster, job.placement) or "moved so that free devices lie together"
+            later.append(Migrate(job_id, job.placement, placement, why))
     yield from later

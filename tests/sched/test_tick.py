@@ -68,6 +68,20 @@ def test_a_job_that_makes_room_migrates() -> None:
     assert sum(isinstance(a, Migrate) for a in round_.actions) == 1
 
 
+def test_who_leaves_a_node_that_is_gone_is_told_so() -> None:
+    view = after(start("a", "b"), a=4, b=2)
+    assert view.jobs[JobId("a")].placement[0].start == 0
+    hurt = structs.replace(view, cluster=view.cluster.with_node(NodeId("node000"), up=False))
+    (moved, away) = tick(hurt, Fixed(a=4), TickState()).actions[::-1]
+    assert isinstance(moved, Migrate)
+    assert moved.why == "node node000 is down, drained or too slow"
+    assert isinstance(away, Suspend)
+    assert away.why == "its devices are needed for jobs that go first", "b's own node is well"
+    (away,) = (action for action in tick(hurt, Fixed(b=2), TickState()).actions)
+    assert isinstance(away, Suspend)
+    assert away.why == "node node000 is down, drained or too slow, and no other devices are left for it"
+
+
 def test_stragglers_are_left_when_the_rules_say_so() -> None:
     view = start("a")
     slow = structs.replace(view, cluster=view.cluster.with_node(NodeId("node000"), speed=0.3))
@@ -96,4 +110,4 @@ def test_a_user_may_have_so_many_active_jobs() -> None:
     jobs = [JobState(job(f"j{i}", 10.0, LINEAR, user="ann")) for i in range(2)]
     round_ = tick(view_of(Cluster.parse("1x8"), jobs), Fifo(), TickState(), rules)
     assert [v.admitted for v in round_.verdicts] == [True, False]
-    assert "user 'ann' has 1 active jobs and may have 1" in round_.verdicts[1].why
+    assert "user 'ann' has 1 active job and may have 1" in round_.verdicts[1].why
