@@ -82,6 +82,26 @@ def columns(rows: Sequence[Sequence[str]], *, gives_way: int, numbers: Container
     return made
 
 
+def fitted(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Container[str],
+    leave_out: Sequence[str],
+    gives_way: str | None = None,
+) -> list[str]:
+    """Such lines, without columns that do not fit: those of `leave_out` go in this order, once `gives_way` is short."""
+    kept = [list(column) for column in zip(titles, *rows, strict=True)]
+    for gone in leave_out:
+        widths = [len(column[0]) if column[0] == gives_way else max(map(len, column)) for column in kept]
+        if sum(widths) + 2 * (len(widths) - 1) > WIDTH:
+            kept = [column for column in kept if column[0] != gone]
+    left = [column[0] for column in kept]
+    to_the_right = [at for at, title in enumerate(left) if title in numbers]
+    cut = 0 if gives_way is None else left.index(gives_way)
+    return columns(list(zip(*kept, strict=True)), gives_way=cut, numbers=to_the_right)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
     """A table on stdout, never wider than 80 columns; long cells wrap."""
     from rich import box

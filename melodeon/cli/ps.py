@@ -11,7 +11,7 @@ import typer
 from melodeon.cli import ps_cluster
 from melodeon.cli.cluster import Local
 from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, read_json, runs_in, wants_json
-from melodeon.cli.output import columns, print_json, print_wrapped
+from melodeon.cli.output import fitted, print_json, print_wrapped
 from melodeon.coord.marks import started
 from melodeon.core.errors import Cancelled, MelodeonError
 from melodeon.viz.timeline import mappings, whole
@@ -24,8 +24,9 @@ PATIENCE_S = 2.0
 """How long a job may take to answer before it is listed as unreachable."""
 
 COLUMNS = ("id", "script", "step", "workers", "status", "age", "restarts left")
-SCRIPT, NUMBERS = 1, (2, 3, 6)
-"""The script's name gives way where lines are too long: an id is never cut, since people copy it."""
+NUMBERS = ("step", "workers", "restarts left")
+GIVES_WAY, LEAVE_OUT = "script", ("restarts left", "age", "workers", "step")
+"""Where lines are too long, the script's name is cut and then these go: an id is never cut, since people copy it."""
 
 
 def ps(
@@ -49,9 +50,14 @@ def ps(
         if rows:
             print("\nstarted by `melodeon run`:")
     if rows:
-        print("\n".join(columns([COLUMNS, *map(_cells, rows)], gives_way=SCRIPT, numbers=NUMBERS)))
-    elif found is None:
-        _tell_nothing(runs_root, all_runs=all_runs)
+        cells = [_cells(row) for row in rows]
+        print("\n".join(fitted(COLUMNS, cells, numbers=NUMBERS, leave_out=LEAVE_OUT, gives_way=GIVES_WAY)))
+    if found is None:
+        alone = {} if local else ps_cluster.left_alone()
+        for state, names in alone.items():
+            ps_cluster.tell_left_alone(state, names)
+        if not rows and not alone:
+            _tell_nothing(runs_root, all_runs=all_runs)
 
 
 def _tell_nothing(runs_root: str, *, all_runs: bool) -> None:

@@ -1,12 +1,15 @@
 """The cluster's part of `melodeon ps`."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from melodeon.cli.cluster import there
-from melodeon.cli.output import WIDTH, columns, print_wrapped
+from melodeon.cli.job import clusters_job, from_here
+from melodeon.cli.output import fitted, print_wrapped
 from melodeon.core.errors import Unreachable
 from melodeon.core.text import plain
 from melodeon.viz.words import counted, duration, number
@@ -37,7 +40,8 @@ class Found:
     def tell(self) -> None:
         """A line a job, and how the cluster stands."""
         if self.jobs:
-            print("\n".join(_table([_cells(job, self.overview.now) for job in self.jobs])))
+            rows = [_cells(job, self.overview.now) for job in self.jobs]
+            print("\n".join(fitted(COLUMNS, rows, numbers=NUMBERS, leave_out=GIVE_WAY)))
             print()
         view = self.overview
         used = f"{view.devices_used} of {counted(view.devices_up, 'device')} in use, policy {view.policy}"
@@ -71,14 +75,25 @@ def ask(*, all_jobs: bool) -> Found | None:
     return Found(overview=view, jobs=jobs, all_jobs=all_jobs)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """As many columns as fit."""
-    kept = [list(column) for column in zip(COLUMNS, *rows, strict=True)]
-    for gone in GIVE_WAY:
-        if sum(max(map(len, column)) + 2 for column in kept) - 2 > WIDTH:
-            kept = [column for column in kept if column[0] != gone]
-    numbers = [at for at, column in enumerate(kept) if column[0] in NUMBERS]
-    return columns(list(zip(*kept, strict=True)), gives_way=0, numbers=numbers)
+def left_alone() -> dict[Path, list[str]]:
+    """The jobs that go on here while nobody serves their cluster, by its state folder."""
+    from melodeon.control import address
+    from melodeon.coord import registry
+
+    found: dict[Path, list[str]] = {}
+    for entry in registry.entries():
+        name = clusters_job(entry)
+        if name is not None:
+            found.setdefault(Path(entry.run_dir).parents[2], []).append(name)
+    return {state: names for state, names in found.items() if address.find(state) is None}
+
+
+def tell_left_alone(state: Path, names: Sequence[str]) -> None:
+    """Which jobs go on without their service, and how they are found again."""
+    goes, it = ("goes", "it") if len(names) == 1 else ("go", "them")
+    listed = ", ".join(map(plain, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    text = f"{counted(len(names), 'job')} of a cluster {goes} on here, and nobody serves it ({listed})"
+    print_wrapped(f"{text}: `melodeon serve --state {shlex.quote(from_here(state))}` finds {it} again")
 
 
 def _cells(job: "JobInfo", now: float) -> Sequence[str]:

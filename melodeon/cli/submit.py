@@ -29,6 +29,9 @@ from melodeon.viz.words import counted, duration
 if TYPE_CHECKING:
     from melodeon.core.service import JobInfo, Submission
 
+ENDED_OTHERWISE = ("failed", "cancelled", "rejected")
+"""Phases of jobs that are over and have not finished: a deadline says nothing of them."""
+
 
 def submit(
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="A job's file in YAML; - is stdin.")] = None,
@@ -137,7 +140,7 @@ def deadline_text(job: "JobInfo", now: float) -> str:
     text = clock(job.deadline_at, now) + (f", in {duration(left)}" if left >= 0 else f", {duration(-left)} ago")
     text += " (soft)" if job.goal == "soft" else ""
     end = job.finished_at or job.planned_finish_at
-    if end is None:
+    if end is None or job.phase.value in ENDED_OTHERWISE:
         return text
     spare = job.deadline_at - end
     what = "finished" if job.finished_at else "planned to finish"

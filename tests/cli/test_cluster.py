@@ -62,6 +62,11 @@ def test_a_job_is_admitted_by_its_file(cluster: Serving, melodeon: Melodeon) -> 
     assert out.splitlines()[-1] == "next       melodeon show cnn-1"
     spec = json.loads(melodeon("show", "cnn-1", "-o", "json")[1])["spec"]
     assert (spec["workdir"], spec["run"], spec["deadline"]) == (str(cluster.work), ["train.py", "--lr", "0.1"], "2d")
+    code, out, _ = melodeon("submit", "work/job.yaml")
+    best_effort = (
+        r"admitted cnn-2 is admitted and starts on 4 cpu; it should be done by [\d: -]+ share 4 workers, 7 steps/s "
+    )
+    assert (code, bool(re.match(best_effort, " ".join(out.split())))) == (0, True), out
 
 
 def test_a_rejected_job_says_the_command_that_is_accepted(cluster: Serving, melodeon: Melodeon) -> None:

@@ -15,7 +15,9 @@ import pytest
 from melodeon.cli.cluster import there
 from melodeon.cli.help import OWN_HEADINGS
 from melodeon.cli.jobfile import name_of, read_job
+from melodeon.cli.submit import deadline_text
 from melodeon.cli.times import away, clock, flag
+from melodeon.core.service import OVER, JobInfo, Phase
 from melodeon.core.spec import moment
 from tests.cli.conftest import Melodeon
 
@@ -111,6 +113,18 @@ def test_moments_in_words() -> None:
     assert (away(None, 0.0), away(90.0, 30.0), away(30.0, 90.0)) == ("-", "in 1 min", "1 min ago")
     assert len(clock(0.0, 0.0)) == 8
     assert len(clock(0.0, 1e9)) == 19
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_only_what_trained_to_its_end_has_finished(phase: Phase) -> None:
+    over = phase in OVER
+    when = {"finished_at": 30.0} if over else {"planned_finish_at": 30.0}
+    job = JobInfo(id="a-1", name="a", user="ann", phase=phase, submitted_at=0.0, deadline_at=90.0, **when)  # type: ignore[arg-type]
+    said = deadline_text(job, 40.0).partition("; ")[2]
+    if phase is Phase.DONE:
+        assert said == "finished 1 min before it"
+    else:
+        assert said == ("" if over else "planned to finish 1 min before it")
 
 
 @pytest.mark.parametrize(

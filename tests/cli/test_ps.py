@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from melodeon.control import address
+from melodeon.coord import registry
 from tests.cli.conftest import Melodeon
 from tests.cli.fake_agent import job
 
@@ -33,6 +36,42 @@ def test_running_jobs_with_what_they_say_of_themselves(place: Path, melodeon: Me
     assert out.split()[:8] == ["id", "script", "step", "workers", "status", "age", "restarts", "left"]
     row = next(line for line in out.splitlines() if line.startswith("2026"))
     assert row.split() == ["20261115-132710-1fc0", "train.py", "1,234", "2", "training", "0", "s", "2"]
+
+
+@pytest.mark.parametrize(
+    ("length", "titles"),
+    [
+        (20, "id script step workers status age restarts left"),
+        (33, "id script step workers status age"),
+        (60, "id script status"),
+    ],
+)
+def test_a_long_id_stays_whole_and_the_table_fits(place: Path, melodeon: Melodeon, length: int, titles: str) -> None:
+    with job(place, "i" * length, script=f"{'s' * 50}.py"):
+        code, out, _ = melodeon("ps")
+    assert (code, max(map(len, out.splitlines())) <= 80) == (0, True), out
+    first, row = (line.split() for line in out.splitlines())
+    assert (" ".join(first), row[0]) == (titles, "i" * length)
+
+
+def test_jobs_of_a_cluster_that_nobody_serves_are_named(place: Path, melodeon: Melodeon) -> None:
+    folder = place / "state" / "jobs" / "cnn-7"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text("{}")
+    with job(place, "cnn-7.1"):
+        entry = registry.find("cnn-7.1")
+        registry.write(msgspec.structs.replace(entry, run_dir=str(folder / "cnn-7.1")))
+        code, out, _ = melodeon("ps")
+        assert (code, max(map(len, out.splitlines())) <= 80) == (0, True)
+        assert " ".join(out.split()) == (
+            "1 job of a cluster goes on here, and nobody serves it (cnn-7): "
+            "`melodeon serve --state state` finds it again"
+        )
+        assert melodeon("ps", "--local")[1].startswith("no job runs on this machine")
+        where = address.here("http://127.0.0.1:9", place / "state")
+        address.publish(where)  # it is served again, and somewhere else is asked
+        assert "nobody serves" not in melodeon("ps")[1]
+        address.withdraw(where)
 
 
 def test_all_lists_ended_runs_once_and_first(place: Path, melodeon: Melodeon) -> None:

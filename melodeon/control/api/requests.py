@@ -125,7 +125,7 @@ def own(here: Service, job: str, user: User) -> None:
     """Refuse to change somebody else's job."""
     found = here.controller.job(job)
     if found.user != user.name and not user.operator:
-        raise Forbidden(f"job {job!r} is {found.user!r}'s, and you are {user.name!r}: only they or an operator may")
+        raise Forbidden(f"job {job!r} belongs to {found.user!r}, and you are {user.name!r}: ask them, or an operator")
 
 
 def said(value: object, status: int = 200) -> Response:

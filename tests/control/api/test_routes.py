@@ -100,7 +100,7 @@ def test_users_see_all_jobs_and_change_their_own(
     assert bob.get(f"{API}/jobs/{name}").status_code == 200
     for answer in (bob.post(f"{API}/jobs/{name}/cancel"), bob.patch(f"{API}/jobs/{name}", json={"priority": 2})):
         assert answer.status_code == 403
-        assert "'ann'" in answer.json()["error"]
+        assert f"job '{name}' belongs to 'ann', and you are 'bob': ask them" in answer.json()["error"]
     edited = ann.patch(f"{API}/jobs/{name}", json={"priority": 2})
     assert edited.status_code == 200
     assert edited.json()["job"]["priority"] == 2
