@@ -361,10 +361,10 @@ def follow(bench: Bench) -> None:
 
 
 def test_profile_walks_the_sizes_until_more_do_not_help_and_goes_back() -> None:
-    bench = job(1)
-    bench.ask("profile", id="x", min=1, max=4, steps=10)
+    bench = job(1, {"a": 8}, virtual_workers=8)
+    bench.ask("profile", id="x", min=1, max=8, steps=10)
     for _ in range(6):
-        walk(bench, {1: 10.0, 2: 15.0, 4: 15.2}, 16)
+        walk(bench, {1: 10.0, 2: 15.0, 4: 15.2, 8: 30.0}, 16)
         follow(bench)
     answer = bench.answers["x"]
     assert answer.ok
