@@ -77,6 +77,11 @@ class Nursery:
         """Whether a start waits to be sent, or was sent and not heard of since."""
         return worker in self._waiting or worker in self._sent
 
+    @property
+    def unmade(self) -> tuple[int, ...]:
+        """Who is asked for while no nursery is there to make it."""
+        return tuple(self._waiting)
+
     def start(self, order: Start) -> None:
         """Ask for a worker, now or as soon as a nursery is there."""
         self._waiting[order.worker] = order

@@ -5,7 +5,7 @@ next incarnation of the agent which marks it found. Orders are taken by (fence, 
 incarnation; a worker that they do not list is killed. Who is GONE stays GONE, whatever it says later.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -13,6 +13,8 @@ from melodeon.coord.messages import Notice, Orders, Phase, Report, Status, Worke
 
 RESEND_S = 0.5
 """After how long a notice that the worker has not taken is sent again."""
+MAKING_S = 300.0
+"""How long a worker may wait for a process that can make it, before its time to speak runs."""
 
 
 class Todo(msgspec.Struct, kw_only=True):
@@ -39,6 +41,8 @@ class Charge(msgspec.Struct):
     """It has spoken to this incarnation."""
     sent: int = 0
     sent_at: float = float("-inf")
+    asked_at: float = float("-inf")
+    """When this incarnation was told to start it."""
 
 
 class AgentState:
@@ -102,7 +106,7 @@ class AgentState:
         start = tuple(order for order in orders.workers if order.worker not in self._charges)
         for order in start:
             status = Status(worker=order.worker, pid=0, number=0, phase=Phase.STARTING)
-            self._charges[order.worker] = Charge(status, now)
+            self._charges[order.worker] = Charge(status, now, asked_at=now)
         kill = self._unlisted()
         # One that is not listed and has ended is known to the master as gone: it need not be told again.
         for worker in [w for w, c in self._charges.items() if c.status.phase is Phase.GONE and w not in self._listed]:
@@ -139,6 +143,12 @@ class AgentState:
         if worker not in self._listed and self.number:
             del self._charges[worker]
         return Todo(report=True, end=self.end)
+
+    def on_unmade(self, workers: Iterable[int], now: float) -> None:
+        """These have no process yet: importing takes long on a busy machine, and is no silence of theirs."""
+        for charge in (self._charges[worker] for worker in workers if worker in self._charges):
+            if not charge.heard and now - charge.asked_at < MAKING_S:
+                charge.heard_at = now
 
     def on_tick(self, now: float) -> Todo:
         """Kill the silent ones. One that has not spoken yet may be busy importing, and gets longer."""

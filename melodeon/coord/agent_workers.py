@@ -281,6 +281,7 @@ class Workers:
         now = time.monotonic()
         if now - before > PULSE_S + LATE_S:
             self._judge_after = now + LATE_S
+        self.state.on_unmade(self.nursery.unmade, now)
         due = self.state.next_at()
         if due is not None and now >= max(due, self._judge_after):
             self._do(self.state.on_tick(now))

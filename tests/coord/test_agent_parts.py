@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -25,7 +26,7 @@ from melodeon.coord.embedded_server import EmbeddedServer
 from melodeon.coord.lines import Brood, Line
 from melodeon.coord.marks import read_mark, write_mark
 from melodeon.coord.master_state import JobConfig
-from melodeon.coord.messages import Phase, Report
+from melodeon.coord.messages import Notice, Orders, Phase, Report, WorkerOrder
 from melodeon.coord.sprout import Sprouted
 from melodeon.coord.store import Change, Fence, Fenced, Listing, Refused, StoreUnreachable
 
@@ -267,5 +268,52 @@ def test_a_worker_that_ends_while_it_is_looked_for_is_told_as_gone(
         assert status is not None
         assert status.phase is Phase.GONE
         assert news == [True]
+
+    asyncio.run(main())
+
+
+class Ear:
+    """The nursery's end of a connection."""
+
+    def write(self, data: bytes) -> None:
+        """Orders for it."""
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_worker_has_its_time_to_speak_once_there_is_a_nursery_that_can_make_it(
+    speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(agent_workers, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def main() -> None:
+        nonlocal now
+        config = make_config(tmp_path)
+        importing = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        write_mark(config.node_dir / "nursery.pid", importing.pid)
+        state = AgentState(agent="a", host="h", slots=1, incarnation=1)
+        workers = Workers(config, state, on_news=lambda _: None)
+        workers.open()
+        order = WorkerOrder(worker=0, slot=0, notice=Notice(number=1))
+        workers.on_orders(Orders(fence=1, number=1, agent="a", workers=(order,)))
+
+        def look_for(seconds: float) -> Phase:
+            nonlocal now
+            end = now + seconds
+            while now < end:
+                now += 1.0
+                workers._pulse(now)
+            status = state.status_of(0)
+            assert status is not None
+            return status.phase
+
+        try:
+            assert look_for(200) is Phase.STARTING
+            if speaks:
+                workers.nursery.heard(Brood(pid=importing.pid), cast("asyncio.StreamWriter", Ear()))
+            assert look_for(59) is Phase.STARTING
+            assert look_for(2 if speaks else 101) is Phase.GONE
+        finally:
+            await asyncio.gather(workers.close(), asyncio.to_thread(importing.wait))
 
     asyncio.run(main())
