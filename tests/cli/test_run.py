@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import called
+from melodeon.backends.runs import Request
+from tests.cli.conftest import Melodeon, called
 
 SCRIPT = """
 import json, os, sys
@@ -79,6 +80,34 @@ def test_a_failed_worker_is_named_with_its_last_words(folder: Path) -> None:
     assert done.returncode == 1
     assert "[worker 1] ValueError: worker one's own trouble" in done.stderr
     assert "error: worker 1 ended with exit code 1 (log: " in done.stderr
+
+
+class Asked(Exception):
+    """Instead of a run: what was asked for."""
+
+
+@pytest.mark.parametrize(
+    ("args", "restarts", "factor", "patience"),
+    [([], 3, 1.5, 10), (["--restarts", "7", "--straggler", "2.5", "--patience", "4"], 7, 2.5, 4)],
+)
+def test_when_workers_are_slow_or_replaced_is_a_choice(
+    place: Path,
+    melodeon: Melodeon,
+    monkeypatch: pytest.MonkeyPatch,
+    args: list[str],
+    restarts: int,
+    factor: float,
+    patience: int,
+) -> None:
+    def perform(request: Request, **_: object) -> None:
+        raise Asked(request)
+
+    monkeypatch.setattr("melodeon.cli.run.perform", perform)
+    (place / "train.py").touch()
+    with pytest.raises(Asked) as asked:
+        melodeon("run", *args, "train.py")
+    job = asked.value.args[0].elastic.job
+    assert (job.restarts, job.straggler_factor, job.straggler_patience) == (restarts, factor, patience)
 
 
 @pytest.mark.parametrize(

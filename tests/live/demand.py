@@ -1,11 +1,11 @@
-"""Trains on partitions on demand, and writes down which samples each worker took for which step of which view."""
+"""Trains on partitions in either mode, and writes down which samples each worker took for which step of which view."""
 
 import argparse
 import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -25,7 +25,13 @@ def rows(name: str) -> Any:
     return found if number % 2 else iter(found)
 
 
-def train(epochs: int = 3, pace_s: float = 0.0, checkpoints: str = "", leave_at: int = -1) -> None:
+def train(
+    epochs: int = 3,
+    pace_s: float = 0.0,
+    checkpoints: str = "",
+    leave_at: int = -1,
+    mode: Literal["virtual", "on_demand"] = "on_demand",
+) -> None:
     """One worker's part. With `leave_at` the loop is left by `break` in the middle of that epoch."""
     torch.set_num_threads(1)
     job = melodeon.join(virtual_workers=4, seed=2)
@@ -33,7 +39,7 @@ def train(epochs: int = 3, pace_s: float = 0.0, checkpoints: str = "", leave_at:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     model, optimizer = job.wrap(model, optimizer)
     names = [(f"p{number}", size) for number, size in enumerate(SIZES)]
-    data = Partitioned(names, rows, mode="on_demand", block=4)
+    data = Partitioned(names, rows, mode=mode, block=4)
     loader = job.loader(data, batch_size=3, shuffle=True)
     if checkpoints:
         job.checkpoint(checkpoints, every=5)

@@ -18,6 +18,8 @@ parser.add_argument("--order", default="tree")
 parser.add_argument("--pace", type=float, default=0.0, help="seconds that each virtual worker takes at least")
 parser.add_argument("--slow", default="", help="WORKER:SECONDS: this worker takes so much longer for each part")
 parser.add_argument("--checkpoints", default="")
+parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+parser.add_argument("--ballast", type=int, default=0, help="bytes of state that are only carried along")
 parser.add_argument("--loaders", type=int, default=0)
 parser.add_argument("--hybrid", action="store_true")
 options = parser.parse_args()
@@ -28,6 +30,8 @@ norm = nn.LayerNorm(24) if options.hybrid else nn.BatchNorm1d(24)
 model = nn.Sequential(nn.Linear(12, 24), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 by_step = lr_scheduler.CosineAnnealingLR(optimizer, 500)
+if options.ballast:
+    model.register_parameter("ballast", nn.Parameter(torch.ones(options.ballast // 4), requires_grad=False))
 model, optimizer, by_step = job.wrap(model, optimizer, by_step)
 generator = torch.Generator().manual_seed(3)
 data = TensorDataset(torch.randn(450, 12, generator=generator), torch.randint(0, 4, (450,), generator=generator))
@@ -35,7 +39,7 @@ loader = job.loader(data, batch_size=3, shuffle=True, num_workers=options.loader
 if options.hybrid:
     job.hybrid(ramp_steps=12)
 if options.checkpoints:
-    job.checkpoint(options.checkpoints, every=10)
+    job.checkpoint(options.checkpoints, every=options.every)
 slow_worker, _, slow_s = options.slow.partition(":")
 number = Launch.from_env(os.environ).worker_number if "MELODEON_LAUNCH" in os.environ else 0
 pace_s = options.pace + (float(slow_s) if slow_worker and number == int(slow_worker) else 0.0)

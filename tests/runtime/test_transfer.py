@@ -1,5 +1,7 @@
 """A state arrives with the same bits, sharing and layout, by every way; workers are threads of this process."""
 
+import select
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -178,6 +180,19 @@ def test_both_ways_side_by_side_from_one_holder() -> None:
     assert all(alike(got(results, worker).state, state) for worker in (1, 2, 3, 4))
 
 
+def test_the_copies_of_a_round_go_on_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    everybody, parse = threading.Barrier(4), transfer.parse_header
+
+    def meet(header: bytearray) -> Any:
+        everybody.wait(10)  # in turn, the first would wait in vain
+        return parse(header)
+
+    monkeypatch.setattr(transfer, "parse_header", meet)
+    state = rich_state()
+    results = run([copy(0, 1), copy(0, 2, local=False), copy(0, 3, local=False), copy(0, 4)], state)
+    assert all(alike(got(results, worker).state, state) for worker in (1, 2, 3, 4))
+
+
 def test_a_whole_plan_with_turns_and_relays() -> None:
     place = {0: Place(host="a"), 1: Place(host="a"), 2: Place(host="b"), 3: Place(host="b"), 4: Place(host="c")}
     place |= {5: Place(host="d"), 6: Place(host="e"), 7: Place(host="a")}
@@ -202,6 +217,30 @@ def test_a_later_round_waits_for_the_copy_before_it(monkeypatch: pytest.MonkeyPa
     # Worker 1 may serve worker 3 only when worker 0 has served worker 2.
     run([copy(0, 2, local=False), copy(1, 3, turn=1, local=False, after=[2])], rich_state())
     assert order == [0, 1]
+
+
+@BOTH
+def test_tensors_come_while_the_plain_values_are_being_unpacked(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    links: list[transfer_link.Link] = []
+    receive, parse = transfer._receive, transfer.parse_header
+
+    def noting(link: transfer_link.Link, *args: Any) -> Received:
+        links.append(link)
+        return receive(link, *args)
+
+    def waiting(header: bytearray) -> Any:
+        """What follows the header is the tensors, or the word that the first of them are in the ring."""
+        poll = select.poll()
+        poll.register(links[0].socket, select.POLLIN)
+        assert poll.poll(5000), "the holder has sent the plain values, and waits before it sends a tensor"
+        return parse(header)
+
+    monkeypatch.setattr(transfer, "_receive", noting)
+    monkeypatch.setattr(transfer, "parse_header", waiting)
+    state = rich_state()
+    arrived = attempt([copy(0, 1, local=local)], state)[1]
+    assert isinstance(arrived, Received), arrived
+    assert alike(arrived.state, state)
 
 
 @BOTH

@@ -48,6 +48,20 @@ def test_a_worker_that_is_let_go_leaves() -> None:
     assert [line.split()[3] for line in lines if " a0 " in line] == ["member", "leaving"]
 
 
+def test_the_pace_and_every_view_with_its_pause_and_reason_are_shown() -> None:
+    history = [
+        {"generation": 1, "step": 0, "reason": "the job starts", "pauses": {}},
+        {"generation": 2, "step": 40, "reason": "worker 1 is gone", "pauses": {"0": 0.02, "2": 0.183}},
+    ]
+    lines = shown({"job": "j", "workers": [worker(0, "0-3")], "history": history}, samples=[(0.0, 0), (5.0, 61)])
+    assert lines[1].startswith("12.2 steps/s ")
+    heading = next(number for number, line in enumerate(lines) if line.startswith("view "))
+    assert [line.split() for line in lines[heading + 2 : heading + 4]] == [
+        ["2", "40", "183", "ms", "worker", "1", "is", "gone"],
+        ["1", "0", "-", "the", "job", "starts"],
+    ]
+
+
 def test_workers_that_do_not_fit_are_counted() -> None:
     lines = shown({"job": "j", "workers": [worker(index, str(index)) for index in range(50)]}, height=24)
     assert len(lines) <= 24

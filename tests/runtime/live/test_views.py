@@ -46,6 +46,24 @@ def test_a_worker_is_killed_inside_a_step(
         assert conductor.states == undisturbed[order][:SHORT]
 
 
+def test_the_others_train_on_while_a_newcomer_connects(
+    tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]
+) -> None:
+    with Conductor(tmp_path / "run", cases.everything, failpoints="view.connect=stop@1/1") as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.start(1)
+        conductor.ready(1)
+        view = conductor.view([(0, 2), (1, 2)], planned=True)
+        conductor.step(0, conductor.statuses[0].step + 8)
+        assert conductor.statuses[0].generation < view.generation  # nobody can meet who is stopped
+        conductor.kill(1, signal.SIGCONT)
+        conductor.entered(view)
+        conductor.done(0, 1)
+        assert conductor.states == undisturbed["tree"][:SHORT]
+
+
 def test_a_view_that_was_not_entered_leaves_nothing_open(tmp_path: Path) -> None:
     with Conductor(tmp_path / "run", cases.everything, failpoints="view.gathered=kill@1/1") as conductor:
         conductor.start(0)
