@@ -57,6 +57,8 @@ class Report:
     """The last committed step that was heard of."""
     digest: str | None
     """The digest of the final state, where the run came to its end."""
+    shown: int = 0
+    """The worker whose output was passed on last: the first of the newest view, worker 0 where there are no views."""
 
 
 def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnOutput | None = None) -> Report:
@@ -73,6 +75,8 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
 
     def listen(event: Event) -> None:
         last.update({key: event[key] for key in ("step", "digest") if key in event})
+        if event.get("kind") == "view":
+            last["workers"] = event.get("workers")
         if event.get("kind") == "joined":
             record.update({key: event[key] for key in ("assignment", "virtual_workers", "order") if key in event})
         if on_event is not None:
@@ -162,11 +166,12 @@ def write_record(run_dir: Path, record: Mapping[str, object]) -> None:
 
 
 def _report(run_dir: Path, outcome: Outcome, seconds: float, last: Event) -> Report:
-    step, digest = last.get("step"), last.get("digest")
+    step, digest, workers = last.get("step"), last.get("digest"), last.get("workers")
     return Report(
         run_dir=run_dir,
         outcome=outcome,
         seconds=seconds,
         steps=step if isinstance(step, int) else None,
         digest=digest if isinstance(digest, str) else None,
+        shown=int(workers[0]) if isinstance(workers, list) and workers else 0,
     )

@@ -25,22 +25,23 @@ def checked_launch(
 
 
 def explain_failure(report: Report, *, shown: bool) -> None:
-    """Say on stderr why a run failed; `shown`: worker 0's output has been seen as it came."""
+    """Say on stderr why a run failed; `shown`: the shown worker's output has been seen as it came."""
     worker = report.outcome.worker
     if worker is None:
         print(f"error: {report.outcome.reason}", file=sys.stderr)
         return
     log = report.run_dir / f"worker-{worker}.err"
-    said, tail = f"error: {report.outcome.reason}", _tail(log)
-    if worker == 0 and shown:
-        # The worker's own last line has been seen; where it was this sentence, only the log is news.
-        print(f"log: {log}" if tail[-1:] == [said] else f"{said} (log: {log})", file=sys.stderr)
+    said = f"error: {report.outcome.reason}"
+    # Where the shown worker's last line was this very sentence, only the log is news.
+    seen = shown and _tail(report.run_dir / f"worker-{report.shown}.err")[-1:] == [said]
+    if seen:
+        print(f"log: {log}", file=sys.stderr)
         return
-    for line in tail:
+    for line in [] if shown and worker == report.shown else _tail(log):
         if line != said:
             print(f"[worker {worker}] {line}", file=sys.stderr)
     print(f"{said} (log: {log})", file=sys.stderr)
 
 
 def _tail(log: Path) -> list[str]:
-    return log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    return log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.exists() else []

@@ -54,6 +54,9 @@ def join(
     launch = Launch.from_env(os.environ) or Launch()
     journal = Journal(launch)
     hook = _ErrorHook(journal, launch)  # first of all: from here on an error ends the process with one sentence
+    if launch.lifeline_fd is not None:
+        lifeline.watch(launch.lifeline_fd)
+    link = _link(launch, journal)  # before anything can be refused: who listens hears the sentence and its exit code
     virtual_workers = _virtual_workers(launch, virtual_workers)
     settings = Settings(
         virtual_workers=virtual_workers,
@@ -64,9 +67,6 @@ def join(
         receipt_every=receipt_every if launch.receipt_every is None else launch.receipt_every,
         find_unused_parameters=find_unused_parameters,
     )
-    if launch.lifeline_fd is not None:
-        lifeline.watch(launch.lifeline_fd)
-    link = _link(launch, journal)
     assignment = _assignment(launch, virtual_workers)
     slot = launch.slot if launch.elastic else launch.worker
     where = _device(device, slot)

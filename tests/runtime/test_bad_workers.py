@@ -53,20 +53,43 @@ def test_clipping_by_hand_is_refused_on_every_split(order: str, split: tuple[int
     assert "clip with job.clip_grad_norm_" in ended.errors[0]
 
 
+DIFFERS = """
+import os
+import torch
+import melodeon
+
+job = melodeon.join(virtual_workers=2)
+model = torch.nn.Linear(2, 2)
+model.bias.data.fill_(os.getpid())
+job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in job.epochs(1):
+    pass
+"""
+
+
+def run_with_agents(script: str, workers: int, tmp_path: Path) -> "subprocess.CompletedProcess[str]":
+    """`melodeon run` as most people call it: the workers have agents, and take their places later than others."""
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "melodeon", "run", "--workers", str(workers)]
+    command += ["--runs-root", str(tmp_path / "runs"), str(path)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def test_more_workers_than_virtual_workers(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import melodeon\nmelodeon.join(virtual_workers=1)\n")
-    command = [
-        sys.executable,
-        "-m",
-        "melodeon",
-        "run",
-        "--workers",
-        "2",
-        "--runs-root",
-        str(tmp_path / "runs"),
-        str(script),
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    ended = run_with_agents("import melodeon\nmelodeon.join(virtual_workers=1)\n", 2, tmp_path)
     assert ended.returncode == 2
     assert "2 workers cannot share 1 virtual workers" in ended.stderr
+
+
+def test_a_wrong_argument_of_join_ends_a_run_with_its_sentence_alone(tmp_path: Path) -> None:
+    ended = run_with_agents("import melodeon\nmelodeon.join(virtual_workers=0)\n", 1, tmp_path)
+    assert ended.returncode == 2
+    sentence = "error: virtual_workers=0 must be a whole number of at least 1, such as 8"
+    assert [line for line in ended.stderr.splitlines() if line.startswith("error: ")] == [sentence]
+
+
+def test_a_model_that_differs_is_found_where_workers_have_agents(tmp_path: Path) -> None:
+    ended = run_with_agents(DIFFERS, 2, tmp_path)
+    assert ended.returncode == 2
+    assert "the model differs between workers: 'bias' of worker 1 is not worker 0's" in ended.stderr
