@@ -58,6 +58,18 @@ def test_one_worker_holds_few_partials_on_its_way_to_the_root(virtual_workers: i
 
 
 @given(splits())
+def test_a_range_that_cuts_across_holds_fewer_than_two_a_level(split: tuple[int, list[int]]) -> None:
+    virtual_workers, cuts = split
+    levels = (virtual_workers - 1).bit_length()
+    for start, stop in itertools.pairwise(cuts):
+        stack: tuple[Span, ...] = ()
+        for leaf in range(start, stop):
+            stack = push(stack, leaf, virtual_workers)
+            assert len(stack) <= max(levels + 1, 2 * levels - 2)
+    assert len(cover(1, 15, 16)) == 6, "and there is one that holds so many"
+
+
+@given(splits())
 def test_a_cover_is_maximal(split: tuple[int, list[int]]) -> None:
     virtual_workers, cuts = split
     for start, stop in itertools.pairwise(cuts):

@@ -10,6 +10,7 @@ import pytest
 from melodeon.core.determinism import level_env
 
 PINNED = set(level_env("D2", 1))
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 SET_TOO_LATE = """
@@ -64,6 +65,24 @@ def test_d2_from_the_launcher_pins_the_kernels() -> None:
     found = facts("apply('D2', 1, launched_level='D2')", **level_env("D2", 1))
     expected = {"cpu_capability": "AVX2", "onednn_isa": "AVX2", "mkl_cbwr": "COMPATIBLE", "threads": 1}
     assert found.items() >= expected.items()
+
+
+CUDNN = "torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark"
+ATTENTION = "torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()"
+TF32 = "torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32"
+
+
+@pytest.mark.parametrize("level", ["D0", "D1"])
+def test_cuda_libraries_repeat_themselves_from_d0_on(level: str) -> None:
+    """Whatever the script chose before; the workspace is in the environment, where cuBLAS looks for it."""
+    chosen = "setattr(torch.backends.cudnn, 'benchmark', True)"
+    code = f"[{chosen}, apply({level!r}, 1, launched_level=None), {CUDNN}, __import__('os').environ.get({WORKSPACE!r})]"
+    assert facts(code)[2:] == [True, False, ":4096:8"]  # type: ignore[index]
+
+
+def test_d2_on_cuda_leaves_out_what_is_written_for_some_gpus() -> None:
+    code = f"[apply('D2', 1, launched_level='D2', device='cuda')['device'], {ATTENTION}, {TF32}]"
+    assert facts(code, **level_env("D2", 1)) == ["cuda", False, True, False, False]
 
 
 @pytest.mark.parametrize(

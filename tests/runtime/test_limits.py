@@ -174,6 +174,19 @@ def test_nothing_is_kept_for_a_run_that_does_not_go_on(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
+# -- records --
+
+
+@pytest.mark.parametrize(("every", "steps"), [(None, [5, 7]), (3, [3, 6, 7]), (0, [7])])
+def test_how_often_the_receipt_is_written_and_that_nothing_else_is(
+    every: int | None, steps: list[int], tmp_path: Path
+) -> None:
+    """5 steps an epoch. Operators and states are recorded only for who asks."""
+    ended = run(cases.train, (2, 3), tmp_path / "run", launch=Launch(receipt_every=every, max_steps=7)).well()
+    assert [row["step"] for row in ended.lines("receipt.jsonl")[1:]] == steps
+    assert not {"ops", "states.jsonl"} & {path.name for path in ended.folder.iterdir()}
+
+
 # -- cores --
 
 
