@@ -76,6 +76,7 @@ def test_help_is_fast() -> None:
 @pytest.mark.timeout(600)
 def test_the_wheel_works_in_an_empty_environment_without_torch(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["XDG_RUNTIME_DIR"] = str(tmp_path)
 
     def call(*command: object) -> "subprocess.CompletedProcess[str]":
         return subprocess.run([*map(str, command)], env=env, cwd=tmp_path, capture_output=True, text=True)
@@ -87,11 +88,27 @@ def test_the_wheel_works_in_an_empty_environment_without_torch(tmp_path: Path) -
     installed = call(python, "-m", "pip", "install", next(tmp_path.glob("*.whl")))
     assert installed.returncode == 0, installed.stderr
     command = tmp_path / "venv" / "bin" / "melodeon"
+    assert call(python, "-c", "import torch").returncode == 1, "an environment with torch shows nothing"
     (tmp_path / "train.py").write_text("import melodeon\nmelodeon.join(virtual_workers=2)\n")
     assert "run" in call(command, "--help").stdout
     doctor = call(command, "doctor")
     assert doctor.returncode == 0
     assert "not installed" in doctor.stdout
+    simulated = call(command, "sim", "--generate", "philly:5", "--policy", "fifo", "--save", "kept")
+    assert simulated.returncode == 0, simulated.stderr
+    solved = call(command, "sim", "--generate", "philly:5", "--policy", "chronus,gavel")
+    assert solved.returncode == 0, solved.stderr
+    assert call(command, "plot", "kept", "-o", "kept.svg").returncode == 0
+    assert call(command, "plot", "kept", "-o", "kept.png").returncode == 0
+    assert "no cluster is served" in call(command, "nodes").stderr
+    serve = [command, "serve", "--port", "0", "--devices", "1", "--json"]
+    with subprocess.Popen(serve, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        assert "login_url" in serving.stdout.readline()
+        assert "0/1" in call(command, "nodes").stdout
+        job = call(command, "submit", "--run", "train.py", "--steps", "5", "--wait")
+        assert (job.returncode, "training needs PyTorch" in " ".join(job.stdout.split())) == (1, True), job.stdout
+        serving.terminate()
     run = call(command, "run", "train.py")
     assert (run.returncode, "needs PyTorch" in run.stderr) == (2, True)
     assert "needs PyTorch" in call(python, "train.py").stderr

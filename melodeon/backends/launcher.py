@@ -20,6 +20,7 @@ from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.fleet_folder import Owner, read_order, take
 from melodeon.backends.fleet_values import LaunchOrder
 from melodeon.backends.local import Event
+from melodeon.backends.machine import require_torch
 from melodeon.backends.outcome import Outcome
 from melodeon.backends.runs import write_record
 from melodeon.coord import limits, registry
@@ -104,6 +105,8 @@ def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last:
     slots = devices.to_agent(order.slots)
     limits.apply(memory=order.memory, cuda=cuda)
     _enter(order)
+    if order.preload is None:
+        require_torch()
 
     def listen(event: Event) -> None:
         last.update({key: event[key] for key in ("step", "digest") if key in event})

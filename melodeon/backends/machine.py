@@ -1,9 +1,12 @@
 """What this machine is: CPU, instruction sets, cores, GPUs. Read from the system, without torch."""
 
+import importlib.util
 import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+
+from melodeon.core.errors import MissingTorch
 
 CPUINFO = Path("/proc/cpuinfo")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -63,3 +66,9 @@ def _gpus() -> tuple[str, ...]:
         lines = information.read_text(errors="replace").splitlines()
         found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return tuple(found)
+
+
+def require_torch(what: str = "training") -> None:
+    """Refuse to start what needs torch where it is not installed; looks, never imports."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingTorch(what)

@@ -1,20 +1,13 @@
 """What commands that train check before they start any process, so that a mistake costs no wait."""
 
 import difflib
-import importlib.util
 from pathlib import Path
 
 from melodeon.backends.machine import inspect
 from melodeon.core.determinism import D2_FLAGS, parse_level
-from melodeon.core.errors import DefinitionError, MissingTorch, NotFound, UsageError
+from melodeon.core.errors import DefinitionError, NotFound, UsageError
 
 ORDERS = ("tree", "ddp")
-
-
-def require_torch(what: str = "training") -> None:
-    """Refuse to start what needs torch where it is not installed; looks, never imports."""
-    if importlib.util.find_spec("torch") is None:
-        raise MissingTorch(what)
 
 
 def require_script(script: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from melodeon.cli.checks import require_torch
+from melodeon.backends.machine import require_torch
 
 
 def export(

@@ -43,8 +43,6 @@ def plot(
 
 def png(svg: str) -> bytes:
     """An SVG as PNG."""
-    try:
-        from resvg_py import svg_to_bytes
-    except ImportError as error:
-        raise UsageError("a PNG needs resvg: pip install 'melodeon[plot]', or write a .svg") from error
+    from resvg_py import svg_to_bytes
+
     return bytes(svg_to_bytes(svg_string=svg, zoom=ZOOM))

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from melodeon.backends.machine import require_torch
 from melodeon.backends.runs import Request, perform
-from melodeon.cli.checks import require_script, require_torch
+from melodeon.cli.checks import require_script
 from melodeon.cli.job import RUNS_ROOT, RunsRoot
 from melodeon.cli.options import Args, Json, Script
 from melodeon.cli.output import print_json, print_table, print_wrapped

@@ -1,6 +1,5 @@
 """`melodeon serve`: run a cluster on this machine until it is told to stop; jobs go on without it."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +9,11 @@ import typer
 from melodeon.cli.cluster import say
 from melodeon.cli.output import print_json
 from melodeon.cli.policy import complete_policy
-from melodeon.core.errors import UsageError
 from melodeon.viz.words import counted
 
 if TYPE_CHECKING:
     from melodeon.control.service import Ready
 
-NEEDS = ("fastapi", "uvicorn", "jinja2", "prometheus_client")
 STATE = ".melodeon/cluster"
 OPEN = ("127.0.0.1", "::1", "localhost")
 
@@ -41,9 +38,6 @@ def serve(
 
     Ctrl-C ends it; its jobs go on, and are found again by the next start.
     """
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"serving needs {', '.join(missing)}, not installed here: pip install 'melodeon[serve]'")
     from melodeon.control.service import ServeConfig, serve_forever
     from melodeon.sched.quota import Quota
 

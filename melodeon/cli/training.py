@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
+from melodeon.backends.machine import require_torch
 from melodeon.backends.runs import Report
-from melodeon.cli.checks import require_level, require_order, require_script, require_torch
+from melodeon.cli.checks import require_level, require_order, require_script
 from melodeon.core.launch import Launch
 
 TAIL_LINES = 20

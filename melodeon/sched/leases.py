@@ -12,7 +12,6 @@ stays small whatever the deadlines are. Solved by HiGHS through SciPy; where eve
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
 
 SINGLE = 6
@@ -109,12 +108,10 @@ def _programme(
     claims: list[Claim], terms: list[_Term], columns: list[tuple[int, int, float]], devices: int, bounds: Bounds
 ) -> list[float] | None:
     """The leases of every column, then the choice of every claim; None: no answer within the bounds."""
-    try:
-        from scipy.optimize import Bounds as Range  # type: ignore[import-untyped]
-        from scipy.optimize import LinearConstraint, milp
-        from scipy.sparse import csr_array  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise UsageError("policy 'chronus' needs SciPy: pip install 'melodeon[solver]'") from error
+    from scipy.optimize import Bounds as Range  # type: ignore[import-untyped]
+    from scipy.optimize import LinearConstraint, milp
+    from scipy.sparse import csr_array  # type: ignore[import-untyped]
+
     count, last = len(columns), len(columns) + len(claims)
     # Minimised, so every sign is turned round.
     cost = [

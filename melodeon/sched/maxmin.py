@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from melodeon.core.cluster import Counts, DeviceType
-from melodeon.core.errors import UsageError
 
 SLACK = 1e-7
 """The floor of the second program is lower by this share, so that rounding does not make it infeasible."""
@@ -105,9 +104,7 @@ class _Program:
 
 
 def _solver() -> tuple[Any, Any]:
-    try:
-        from scipy.optimize import linprog  # type: ignore[import-untyped]
-        from scipy.sparse import coo_array  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise UsageError("max-min fairness needs SciPy: pip install 'melodeon[solver]'") from error
+    from scipy.optimize import linprog  # type: ignore[import-untyped]
+    from scipy.sparse import coo_array  # type: ignore[import-untyped]
+
     return linprog, coo_array

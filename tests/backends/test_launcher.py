@@ -16,7 +16,7 @@ from melodeon.backends.fleet_folder import ended_of, read_order, write_order
 from melodeon.backends.launcher import capacity_of, job_config, launch_of, main
 from melodeon.coord import limits
 from melodeon.core.errors import UsageError
-from tests.backends.fleets import order, scripted
+from tests.backends.fleets import order, scripted, training
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run jobs as another user")
 LIMITS = """
@@ -82,6 +82,23 @@ def test_all_that_a_job_may_say_reaches_its_workers(tmp_path: Path) -> None:
     launch = launch_of(order(tmp_path, "train.py", **fields), pin=True)
     assert (launch.virtual_workers, launch.max_epochs, launch.until) == (8, 3, "loss < 0.1")
     assert (launch.checkpoint_every, launch.pin) == (5, True)
+
+
+WITHOUT_TORCH = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *package: None if name == "torch" else found(name, *package)
+from melodeon.backends.launcher import main
+sys.exit(main(["launcher", sys.argv[1]]))
+"""
+
+
+def test_a_job_that_needs_torch_where_there_is_none(tmp_path: Path) -> None:
+    path = write_order(training(tmp_path))
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(path)], capture_output=True, text=True)
+    ended = ended_of(tmp_path / "job-1" / "job-1.1")
+    assert (done.returncode, ended.status, ended.exit_code) == (2, "failed", 2), done.stderr
+    assert ended.reason == "training needs PyTorch, which is not installed here: pip install 'melodeon[train]'"
 
 
 def test_how_a_run_ended(tmp_path: Path) -> None:

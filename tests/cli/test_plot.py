@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -25,14 +24,6 @@ def test_each_kind_is_written_as_svg(kept: Path, melodeon: Melodeon, kind: str) 
 def test_a_png_is_a_png(kept: Path, melodeon: Melodeon) -> None:
     assert melodeon("plot", kept, "-o", "x.png", "-k", "jct")[0] == 0
     assert Path("x.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_a_converter_a_png_is_refused_with_a_way_out(
-    kept: Path, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "resvg_py", None)
-    code, _, err = melodeon("plot", kept, "-o", "x.png", "-k", "jct")
-    assert (code, "write a .svg" in err) == (2, True)
 
 
 def test_a_part_of_the_time(kept: Path, melodeon: Melodeon) -> None:
