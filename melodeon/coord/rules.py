@@ -63,8 +63,8 @@ def _first_view(turn: Turn, workers: list[int]) -> None:
     state = turn.state
     if len(workers) > state.virtual_workers:
         text = (
-            f"{len(workers)} workers cannot share {state.virtual_workers} virtual workers: "
-            f"start 1 to {state.virtual_workers} workers, or raise virtual_workers"
+            f"{len(workers)} workers cannot share {counted(state.virtual_workers, 'virtual worker')}: "
+            f"start at most {state.virtual_workers}, or raise virtual_workers"
         )
         end_job(turn, "failed", text)
         return

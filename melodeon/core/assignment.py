@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from melodeon.core.errors import UsageError
+from melodeon.core.text import counted
 from melodeon.core.tree import cover
 
 
@@ -55,7 +56,7 @@ class Assignment:
         check_virtual_workers(virtual_workers)
         if not 1 <= num_workers <= virtual_workers:
             raise UsageError(
-                f"{num_workers} workers cannot share {virtual_workers} virtual workers: "
+                f"{num_workers} workers cannot share {counted(virtual_workers, 'virtual worker')}: "
                 f"choose 1 to {virtual_workers} workers, or raise virtual_workers"
             )
         return cls(_fewest_partials(virtual_workers, num_workers))

@@ -24,6 +24,7 @@ from typing import Any
 from melodeon.core.determinism import DEFAULT, LEVELS
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal
+from melodeon.core.text import counted
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -125,12 +126,12 @@ def _checked(spec: Spec) -> Spec:
     if spec.steps is None and spec.epochs is None:
         raise UsageError("neither steps nor epochs is given: say when the job ends, such as `steps: 1000`")
     most = spec.virtual_workers
+    few = "" if most is None else counted(most, "virtual worker")
     if most is not None and spec.min_workers > most:
-        raise UsageError(f"{spec.min_workers} workers cannot share {most} virtual workers: each runs at least one")
+        raise UsageError(f"{spec.min_workers} workers cannot share {few}: each runs at least one")
     if most is not None and spec.max_workers is not None and spec.max_workers > most:
         raise UsageError(
-            f"up to {spec.max_workers} workers cannot share {most} virtual workers: allow at most {most}, or have more "
-            "virtual workers"
+            f"up to {spec.max_workers} workers cannot share {few}: allow at most {most}, or have more virtual workers"
         )
     return spec
 

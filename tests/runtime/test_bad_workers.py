@@ -79,14 +79,15 @@ def run_with_agents(script: str, workers: int, tmp_path: Path) -> "subprocess.Co
 def test_more_workers_than_virtual_workers(tmp_path: Path) -> None:
     ended = run_with_agents("import melodeon\nmelodeon.join(virtual_workers=1)\n", 2, tmp_path)
     assert ended.returncode == 2
-    assert "2 workers cannot share 1 virtual workers" in ended.stderr
+    assert "2 workers cannot share 1 virtual worker:" in ended.stderr
 
 
 def test_a_wrong_argument_of_join_ends_a_run_with_its_sentence_alone(tmp_path: Path) -> None:
     ended = run_with_agents("import melodeon\nmelodeon.join(virtual_workers=0)\n", 1, tmp_path)
     assert ended.returncode == 2
     sentence = "error: virtual_workers=0 must be a whole number of at least 1, such as 8"
-    assert [line for line in ended.stderr.splitlines() if line.startswith("error: ")] == [sentence]
+    (said,) = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+    assert said.startswith(sentence)  # with its log behind it where the worker was ended before it could say it itself
 
 
 def test_a_model_that_differs_is_found_where_workers_have_agents(tmp_path: Path) -> None:
