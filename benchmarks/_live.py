@@ -41,7 +41,8 @@ def scratch() -> Path:
 
 def thread_env() -> dict[str, str]:
     """One thread a process, and the loopback alone, for every contender."""
-    ours = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    ours = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
     return {**os.environ, **ours}
 
 
