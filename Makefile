@@ -19,6 +19,7 @@ demo: $(STAMP)  ## train on 1, 2 and 3 workers and on a cluster that is hurt on 
 	$(BIN)/python -m examples.cluster_demo
 
 test: $(STAMP)  ## run the tests; PYTEST="-m slow" adds arguments
+	@$(BIN)/python -m tests.packages
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST)
 
 check: $(STAMP)  ## formatting, lint, types and layers

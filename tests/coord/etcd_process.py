@@ -3,25 +3,14 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 from pathlib import Path
 
+from tests.packages import find_programs
+
 DEADLINE_S = 20.0
 """No test waits longer for anything; the machine is shared."""
-
-
-def find_etcd() -> str:
-    """The binary, from Debian's etcd-server if it has to be installed."""
-    if shutil.which("etcd") is None and shutil.which("apt-get") is not None:
-        command = ["apt-get", "install", "-y", "--no-install-recommends", "etcd-server"]
-        environment = {"DEBIAN_FRONTEND": "noninteractive", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-        subprocess.run(["apt-get", "update"], env=environment, capture_output=True, timeout=100)
-        subprocess.run(command, env=environment, capture_output=True, timeout=100)
-    found = shutil.which("etcd")
-    assert found is not None, "these tests need etcd, and it could not be installed: apt-get install etcd-server"
-    return found
 
 
 def free_ports(count: int) -> list[int]:
@@ -39,7 +28,7 @@ class EtcdMember:
         client, peer = (f"http://127.0.0.1:{port}" for port in ports[name])
         self.port, self.url, self.log = ports[name][0], client, folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
-        self.command = [find_etcd(), "--name", name, "--data-dir", str(folder / name)]
+        self.command = [*find_programs("etcd"), "--name", name, "--data-dir", str(folder / name)]
         self.command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         self.command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         cluster = ",".join(f"{name}=http://127.0.0.1:{peer}" for name, (_, peer) in ports.items())

@@ -1,8 +1,6 @@
 """A service whose jobs write what would hurt a careless page, and a browser to look at it with."""
 
 import json
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from melodeon.backends.fleet_values import Seen
 from melodeon.core.overhead import Overheads, Pause
 from melodeon.core.service import LogChunk
 from tests.control.api.serving import TOKEN, WAIT_S, Serving, StrictFleet
+from tests.packages import find_programs
 
 T = TypeVar("T")
 
@@ -82,18 +81,6 @@ def eventually(look: Callable[[], T], *, within_s: float = WAIT_S) -> T:
         time.sleep(0.05)
 
 
-def find_chromium() -> tuple[str, str]:
-    """The browser and its driver, from Debian's packages if they have to be installed."""
-    if shutil.which("chromedriver") is None and shutil.which("apt-get") is not None:
-        environment = {"DEBIAN_FRONTEND": "noninteractive", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-        install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium", "chromium-driver"]
-        subprocess.run(["apt-get", "update"], env=environment, capture_output=True, timeout=100)
-        subprocess.run(install, env=environment, capture_output=True, timeout=300)
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    assert None not in (browser, driver), "these tests need a browser: apt-get install chromium chromium-driver"
-    return str(browser), str(driver)
-
-
 class Browser:
     """Headless Chromium, with what tests do."""
 
@@ -111,7 +98,7 @@ class Browser:
     )
 
     def __init__(self, profile: Path) -> None:
-        binary, driver = find_chromium()
+        binary, driver = find_programs("chromium", "chromedriver")
         options = ChromeOptions()
         options.binary_location = binary
         for flag in (*self.FLAGS, f"--user-data-dir={profile}"):
