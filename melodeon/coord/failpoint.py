@@ -1,4 +1,4 @@
-"""Named places where a test can make a process die, stop or lose its connections.
+"""Named places where a test can make a process die, stop, lose its connections or believe that it has lost a peer.
 
     MELODEON_FAILPOINTS="step.exchange=kill@3,view.copy=stop@1/2"
 
@@ -8,8 +8,8 @@ means: kill the process the third time it passes `step.exchange`; stop it (SIGST
     MELODEON_FAILPOINTS="dir:/FOLDER"
 
 means: whoever finds the file `view.copy@2` there when it passes `view.copy` as worker 2 does what the file says
-(`kill`, `stop`, `cut`, or `cut:3`, which heals after 3 s) and renames it to `view.copy@2.struck` before. So a test can
-arm a failpoint while the job runs, each strikes once, and the test sees that it has.
+(`kill`, `stop`, `lose`, `cut`, or `cut:3`, which heals after 3 s) and renames it to `view.copy@2.struck` before. So a
+test can arm a failpoint while the job runs, each strikes once, and the test sees that it has.
 """
 
 import os
@@ -20,10 +20,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from melodeon.core.errors import UsageError
+from melodeon.core.errors import UsageError, WorkerLost
 
 VARIABLE = "MELODEON_FAILPOINTS"
-ACTIONS = ("kill", "stop", "cut")
+ACTIONS = ("kill", "stop", "cut", "lose")
 FOLDER = "dir:"
 
 Soon = Callable[[Callable[[], None]], object]
@@ -95,6 +95,8 @@ def _look(folder: Path, name: str) -> None:
 
 
 def _strike(action: str) -> None:
+    if action == "lose":
+        raise WorkerLost("another worker of the job is gone, says a failpoint")
     if action.startswith("cut"):
         from melodeon.coord.cutoff import Cutoff
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
+from melodeon.coord.failpoint import failpoint
 from melodeon.core.assignment import Assignment
 from melodeon.core.definition import Definition, Value
 from melodeon.core.errors import UsageError
@@ -183,6 +184,9 @@ class Course:
         loader, self._unsettled = self._unsettled, None
         if loader is not None:
             self.boundary(loader)
+            if self.elastic is not None:
+                self.elastic.keep_up()
+                self.elastic.run_on()
             self.engine.outside(self.beat.step)
 
     def keep_up(self) -> None:
@@ -232,14 +236,17 @@ class Course:
         self.keeper.boundary(
             self.beat.step, end_of_epoch=end_of_epoch, last=self.stopping or ends, stopped=self.stopping
         )
-        if end_of_epoch and self.elastic is not None:
-            self.group.barrier()  # nobody runs on beyond the epoch before everybody has its last step
+        if self.elastic is not None and (end_of_epoch or self.stopping or self._pass is None):
+            self.group.barrier()  # nobody leaves the pass before everybody has done this much
+            failpoint("boundary.left")
         if self.launch.scan and self.beat.watch is not None:
             self.beat.watch.write_scan(self.journal.folder / "scan.json")
 
     def end_pass(self) -> None:
         """A loader's iteration is over."""
         self._pass = None
+        if self.elastic is not None:
+            self.elastic.run_on()
         self.engine.outside(self.beat.step)
 
     # -- state -------------------------------------------------------------------------------------------------------

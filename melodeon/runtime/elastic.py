@@ -2,7 +2,8 @@
 
 A step is committed when the optimizer steps; what its boundary still has to do together with others (metrics, digest,
 checkpoint) can be interrupted, and is then done again in the next view. Nobody leaves a pass over the data before
-everybody has committed its last step, so two workers are never more than one step, nor an epoch's end, apart.
+everybody has done all of that for its last step, so two workers are never more than one step, nor an epoch's end,
+apart. Who has left it does nothing of it again: its script may have changed the state since.
 """
 
 import hashlib
@@ -54,6 +55,8 @@ class Elastic:
         """An exchange of this view failed."""
         self._due: int | None = None
         """The loader whose boundary is not finished."""
+        self._beyond = False
+        """The script has left the pass whose last step was the last one."""
         self._definition = ""
         self._checkpoint = 0
         """The newest checkpoint that was asked for and is on the disk; everybody in a view has the same number."""
@@ -121,6 +124,10 @@ class Elastic:
         """The step was given up."""
         self._lost = True
 
+    def run_on(self) -> None:
+        """The script leaves a pass, with nothing left undone."""
+        self._beyond = True
+
     def boundary(self, loader: int) -> None:
         """A step is committed: say so, and do what is due with the others."""
         failpoint("step.committed")
@@ -135,7 +142,7 @@ class Elastic:
         self._link.post(urgent=self._entered, **told)
         self._entered = False
         self._views.tidy()
-        self._due = loader
+        self._due, self._beyond = loader, False
         self._finish_boundary(loader)
 
     def _new_metrics(self) -> dict[str, Any]:
@@ -216,6 +223,7 @@ class Elastic:
             step=step,
             definition=self._definition,
             due=self._due,
+            beyond=self._beyond,
             agreed=(agreed.armed, agreed.checkpoint, agreed.stop),
             checkpoint=self._checkpoint,
         )

@@ -41,6 +41,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     definition: str
     due: int | None = None
     """The loader whose boundary was interrupted: its digest, metrics and checkpoint are to be done again."""
+    beyond: bool = False
+    """Its script has left the pass behind that boundary, so everybody had done all of it."""
     agreed: tuple[int, int, bool] = (0, 0, False)
     """What the header of its last step said to everybody."""
     checkpoint: int = 0
@@ -342,8 +344,13 @@ class Views:
 
 
 def _common(tops: Sequence[Standing]) -> Standing:
-    """Where everybody stands from here on: what one of the foremost has left undone, all of them do again."""
+    """Where everybody stands from here on: what one of the foremost has left undone, all of them do again.
+
+    Unless the script of one is beyond it: then only the word that all have done it was lost on the way to the others.
+    """
     due = next((standing.due for standing in tops if standing.due is not None), None)
+    if any(standing.beyond for standing in tops):
+        due = None
     return msgspec.structs.replace(tops[0], due=due, checkpoint=max(standing.checkpoint for standing in tops))
 
 

@@ -65,7 +65,7 @@ def test_a_wish_that_cannot_be_is_refused_with_a_sentence(tmp_path: Path) -> Non
 
 
 def test_a_wish_outlives_the_agent_that_took_it(tmp_path: Path) -> None:
-    with Running(tmp_path, workers=2, agents=2) as job:
+    with Running(tmp_path, workers=2, agents=2, elastic={"ttl_s": 4.0}) as job:  # time for both agents to come back
         job.wait_for_view(0, 1)
         answers = []
         asking = threading.Thread(target=lambda: answers.append(job.handle.scale_out(2)))

@@ -97,6 +97,10 @@ BUGS: dict[str, Bug] = {
         "            self._lost = True\n            self._due = None\n        else:\n            self._due = None",
         WORKERS,
     ),
+    "who_has_left_the_pass_does_its_boundary_again": Bug(
+        "melodeon.runtime.views", "    if any(standing.beyond for standing in tops):\n", "    if False:\n",
+        f"{VIEWS}::test_some_are_beyond_the_pass_when_another_is_held_back_at_its_end",
+    ),
     "silence_is_not_heard": Bug(
         "melodeon.coord.agent_workers", "if due is not None and now >= max(due, self._judge_after):", "if False:",
         WORKERS,

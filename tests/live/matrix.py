@@ -41,6 +41,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "boundary.metrics": _WRITING,
     "boundary.digest": _WRITING,
     "boundary.checkpoint": ("first",),
+    "boundary.left": _WRITING,
     "boundary.done": _WRITING,
     "boundary.stored": ("asked",),
     "view.ready": ("newcomer",),

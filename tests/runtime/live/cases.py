@@ -1,5 +1,7 @@
 """Scripts for live elasticity: with everything in them that could betray a resize, and a step that can be slowed."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
@@ -10,8 +12,13 @@ from tests.runtime.loop import parts
 V = 4
 
 
-def everything(order: str = "tree", epochs: int = 12, pace_s: float = 0.02, num_workers: int = 0) -> None:
-    """BatchNorm, Dropout, momentum, a schedule by epoch, an evaluation that draws, metrics."""
+def everything(
+    order: str = "tree", epochs: int = 12, pace_s: float = 0.02, num_workers: int = 0, beyond: str = ""
+) -> None:
+    """BatchNorm, Dropout, momentum, a schedule by epoch, an evaluation that draws, metrics.
+
+    A byte is written to the file `beyond` whenever a worker has come to the end of an epoch.
+    """
     torch.set_num_threads(1)
     job = melodeon.join(virtual_workers=V, seed=5, order=order)  # type: ignore[arg-type]
     model = nn.Sequential(
@@ -24,3 +31,6 @@ def everything(order: str = "tree", epochs: int = 12, pace_s: float = 0.02, num_
     for _ in job.epochs(epochs):
         parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)
         by_epoch.step()
+        if beyond:
+            with Path(beyond).open("ab") as file:
+                file.write(b".")

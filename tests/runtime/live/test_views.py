@@ -1,11 +1,14 @@
 """Views, entered by real workers that the test conducts: the states are always those of an undisturbed run."""
 
+import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from melodeon.coord.messages import Phase
+from melodeon.core.launch import Launch
 from tests.runtime.descriptors import open_memory
 from tests.runtime.live import cases
 from tests.runtime.live.conductor import Conductor
@@ -90,6 +93,43 @@ def test_every_step_has_one_row_of_means_whoever_is_lost_in_their_exchange(
         conductor.entered(conductor.view([(left, 4)], planned=False, reason="the other is gone"))
         conductor.done(left)
         assert [row["step"] for row in conductor.ended.lines("metrics.jsonl")] == list(range(1, SHORT + 1))
+
+
+@pytest.mark.parametrize(
+    ("point", "max_steps", "beyond"),
+    [("boundary.left=lose@1/2", None, 2), ("boundary.left=lose@2/2", 6, 5)],
+    ids=["at an epoch's end", "where the launcher lets no more follow"],
+)
+@pytest.mark.parametrize("record_states", [True, False])
+def test_some_are_beyond_the_pass_when_another_is_held_back_at_its_end(
+    point: str,
+    max_steps: int | None,
+    beyond: int,
+    record_states: bool,
+    tmp_path: Path,
+    undisturbed: dict[str, list[tuple[int, str]]],
+) -> None:
+    """Their scripts have stepped the schedule and drawn since: what the boundary had to do is not done again."""
+    os.mkfifo(tmp_path / "beyond")
+    said = os.open(tmp_path / "beyond", os.O_RDWR)
+    launch = Launch(record_states=record_states, max_steps=max_steps)
+    options = {"failpoints": point, "launch": launch, "beyond": str(tmp_path / "beyond")}
+    with closing(os.fdopen(said, "rb")) as file, Conductor(tmp_path / "run", cases.everything, **options) as conductor:
+        conductor.start(0, 1, 2)
+        conductor.ready(0, 1, 2)
+        seats = [(0, 2), (1, 1), (2, 1)]
+        conductor.entered(conductor.view(seats, planned=False))
+        file.read(beyond)
+        conductor.until(lambda: conductor.statuses[2].broken == 1)
+        conductor.entered(conductor.view(seats, planned=False, reason="worker 2 has lost somebody"))
+        conductor.done(0, 1, 2)
+        expected = undisturbed["tree"][: max_steps or SHORT]
+        if record_states:
+            assert conductor.states == expected
+        else:
+            ends = [entry for entry in expected if entry[0] % 4 == 0 or entry is expected[-1]]
+            rows = conductor.ended.lines("receipt.jsonl")[1:]  # the first says what was run
+            assert [(row["step"], row["digest"]) for row in rows] == ends
 
 
 def test_the_worker_that_writes_is_killed(tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]) -> None:
