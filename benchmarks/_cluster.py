@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from _common import PYTHON_PATH
+
 from melodeon.client import Cluster
 from melodeon.core.service import OVER
 
-ROOT = Path(__file__).parents[1]
 CANCELLING = 8
 """Cancels that are under way at once: what comes together is decided and stored together."""
 
@@ -27,9 +28,8 @@ class Served:
         self._stack = ExitStack()
         self.state = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="melodeon-bench-"))) / "state"
         self._options, self._root = options, root
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         # Threads are set for the jobs by their launcher; the service itself computes nothing.
-        self._env = {**os.environ, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(self.state.parent)}
+        self._env = {**os.environ, "PYTHONPATH": PYTHON_PATH, "XDG_RUNTIME_DIR": str(self.state.parent)}
         self.process: subprocess.Popen[str]
         self.url = self.login_url = ""
         self.client: Cluster

@@ -6,6 +6,10 @@ import platform
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+PYTHON_PATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+"""For processes that a benchmark starts: this checkout first, then what it was given itself."""
+
 
 def progress(text: str) -> None:
     """Say something to the person who waits."""

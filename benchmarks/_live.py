@@ -17,11 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+from _common import PYTHON_PATH
+
 from melodeon.coord.client import JobHandle, connect
 from melodeon.core.errors import NotFound
 
 SCRIPTS = Path(__file__).parent / "live"
-ROOT = Path(__file__).parents[1]
 LIMIT_S = 240.0
 _NS = 1e-9
 
@@ -41,8 +42,7 @@ def scratch() -> Path:
 
 def thread_env() -> dict[str, str]:
     """One thread a process, and the loopback alone, for every contender."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    ours = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
+    ours = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": PYTHON_PATH}
     return {**os.environ, **ours}
 
 

@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from _cluster import ROOT, Served
-from _common import progress, report
+from _cluster import Served
+from _common import ROOT, progress, report
 
 from melodeon.client import Cluster
 from melodeon.core.service import JobInfo, Phase

@@ -41,7 +41,7 @@ def _install(packages: list[str]) -> None:
     try:
         _apt_get("update")  # old lists may do where this fails
         done = _apt_get("install", "-y", "--no-install-recommends", *packages)
-        why = done.stderr.strip().rpartition("\n")[2] if done.returncode != 0 else ""
+        why = "" if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
     if why:

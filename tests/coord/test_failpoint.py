@@ -46,6 +46,7 @@ def test_it_strikes_whom_it_names_the_time_it_names() -> None:
     assert passes("a.place=kill@2/2") == (-signal.SIGKILL, 1)
     assert passes("a.place=kill@2/3") == (0, 3)
     assert passes("another.place=kill") == (0, 3)
+    assert passes("a.place=lose@2/2") == (1, 1)
 
 
 def test_a_file_arms_it_once(tmp_path: Path) -> None:
