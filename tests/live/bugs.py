@@ -101,6 +101,12 @@ BUGS: dict[str, Bug] = {
         "melodeon.runtime.views", "    if any(standing.beyond for standing in tops):\n", "    if False:\n",
         f"{VIEWS}::test_some_are_beyond_the_pass_when_another_is_held_back_at_its_end",
     ),
+    "a_script_goes_on_with_what_a_break_left_undone": Bug(
+        "melodeon.runtime.course",
+        "                self.elastic.keep_up()\n                self.elastic.run_on()\n",
+        "                self.elastic.run_on()\n",
+        f"{VIEWS}::test_what_a_break_left_open_is_done_before_the_script_goes_on",
+    ),
     "silence_is_not_heard": Bug(
         "melodeon.coord.agent_workers", "if due is not None and now >= max(due, self._judge_after):", "if False:",
         WORKERS,

@@ -132,6 +132,22 @@ def test_some_are_beyond_the_pass_when_another_is_held_back_at_its_end(
             assert [(row["step"], row["digest"]) for row in rows] == ends
 
 
+@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize("point", ["boundary.digest=lose@2", "boundary.left=lose@1"])
+def test_what_a_break_left_open_is_done_before_the_script_goes_on(point: str, worker: int, tmp_path: Path) -> None:
+    expected = crew.run(cases.broken_off, [4], tmp_path / "undisturbed", pace_s=0.0).well()
+    with Conductor(tmp_path / "run", cases.broken_off, failpoints=f"{point}/{worker}") as conductor:
+        conductor.start(0, 1, 2)
+        conductor.ready(0, 1, 2)
+        seats = [(0, 2), (1, 1), (2, 1)]
+        conductor.entered(conductor.view(seats, planned=False))
+        conductor.until(lambda: conductor.statuses[worker].broken == 1)
+        conductor.entered(conductor.view(seats, planned=False, reason=f"worker {worker} has lost somebody"))
+        conductor.done(0, 1, 2)
+        assert conductor.states == list(expected.states.items())
+        assert conductor.statuses[0].step == 10
+
+
 def test_the_worker_that_writes_is_killed(tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]) -> None:
     with Conductor(tmp_path / "run", cases.everything, failpoints="step.committed=kill@7/0") as conductor:
         conductor.start(0, 1)
