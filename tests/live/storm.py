@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from melodeon.core.errors import MelodeonError
+from melodeon.core.errors import MelodeonError, NotFound
 from tests.live.system import System, undisturbed
 
 STEPS_PER_EPOCH = 25
@@ -82,9 +82,14 @@ def storm(
     arguments = ("--epochs", str(epochs), "--order", order, "--pace", str(pace_s))
     with System(folder, "storm", *arguments, workers=2, restarts=10_000, straggler_factor=0.0) as system:
         weather_of_it = Storm(system)
-        for step, action, number in weather(seed, faults, steps):
-            system.reach(step)
-            what = weather_of_it.strike(action, number)
+        for struck, (step, action, number) in enumerate(weather(seed, faults, steps)):
+            try:
+                system.reach(step)
+                what = weather_of_it.strike(action, number)
+            except NotFound as over:
+                raise AssertionError(
+                    f"the job was over after {struck} of {faults} faults: a larger pace gives them the time"
+                ) from over
             if say:
                 sys.stderr.write(f"{time.monotonic() - began:6.1f} s, step {system.last_step()}: {what}\n")
         # After the last fault one worker may be left to do all that remains.
