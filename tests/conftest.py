@@ -5,7 +5,9 @@ start processes of their own.
 """
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 from hypothesis import settings
@@ -17,6 +19,9 @@ for _name in ("LAUNCH", "FAILPOINTS", "ALLOWANCE_S", "URL", "TOKEN", "STATE"):
     os.environ.pop(f"MELODEON_{_name}", None)
 os.environ.update(level_env("D1", threads=1))
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+# Jobs are found by the process that started them: others, and whoever runs the tests, may have some of the same name.
+_FOUND_IN = tempfile.mkdtemp(prefix="melodeon-tests-")
+os.environ["XDG_RUNTIME_DIR"] = _FOUND_IN
 # Scripts that tests start find this checkout, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 
@@ -26,3 +31,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Examples are drawn from a fixed seed: a failure here is a failure everywhere. No deadline: the machine is shared.
 settings.register_profile("melodeon", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("melodeon")
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing behind."""
+    shutil.rmtree(_FOUND_IN, ignore_errors=True)

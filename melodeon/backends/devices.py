@@ -15,9 +15,10 @@ from pathlib import Path
 
 import yaml
 
-from melodeon.core.cluster import Cluster, DeviceType, Node, NodeId
+from melodeon.core.cluster import Cluster, DeviceType, Node, NodeId, check_size
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.spec import TYPE
+from melodeon.core.text import counted
 
 CPU = DeviceType("cpu")
 SMI = "nvidia-smi"
@@ -149,8 +150,8 @@ def _backed(cluster: Cluster, gpus: Sequence[Gpu]) -> Devices:
         own = (same if any(gpu.type == node.device_type for gpu in gpus) else left)[: node.num_devices]
         if len(own) < node.num_devices:
             raise UsageError(
-                f"node {node.id!r} has {node.num_devices} {node.device_type} devices, and of this machine's "
-                f"{len(gpus)} GPUs {len(own)} are left for it: name fewer, or use the type cpu"
+                f"node {node.id!r} has {counted(node.num_devices, f'{node.device_type} device')}, and {len(own)} of "
+                f"{counted(len(gpus), 'GPU')} of this machine are left for it: name fewer, or use the type cpu"
             )
         left = [gpu for gpu in left if gpu not in own]
         cuda[str(node.id)] = tuple(gpu.uuid for gpu in own)
@@ -166,14 +167,16 @@ def read_topology(path: Path) -> Cluster:
         raw = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise NotFound(f"{path} cannot be read ({error.strerror}): give a file that lists nodes") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a number of thousands of digits, a day that is none
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
         raise UsageError(f"{path} is no YAML{line}: write `nodes:` and a line such as `- {{devices: 4}}`") from error
     nodes = raw.get("nodes") if isinstance(raw, dict) else None
     if not isinstance(nodes, list) or not nodes or set(raw) != {"nodes"}:
         raise UsageError(f"{path} must have one field, `nodes`, a list of nodes such as `- {{type: cpu, devices: 4}}`")
-    return Cluster(tuple(_node(path, number, node) for number, node in enumerate(nodes)))
+    found = tuple(_node(path, number, node) for number, node in enumerate(nodes))
+    check_size(str(path), sum(node.num_devices for node in found))
+    return Cluster(found)
 
 
 def _node(path: Path, number: int, raw: object) -> Node:

@@ -65,6 +65,8 @@ class Elastic:
     """Each agent's host, where they are to differ: workers of different hosts meet through sockets."""
     store: str | None = None
     """An etcd's URL; None: the launcher hosts a store."""
+    alone: bool = True
+    """Refuse to start while another job of the same id runs here; a cluster's jobs are told apart by its folder."""
     preload: tuple[str, ...] | None = None
     """Modules to import before workers are made; None: what training needs."""
     zygote: str = ""
@@ -72,6 +74,14 @@ class Elastic:
     ttl_s: float = 3.0
     silence_s: float = 5.0
     resend_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        factor = self.job.straggler_factor
+        if not (factor == 0 or 1 <= factor < float("inf")):
+            raise UsageError(
+                f"a straggler factor of {factor} tells no slow worker from the others: give 0, which watches nobody, "
+                "or a number of at least 1, such as 1.5"
+            )
 
 
 def run_elastic(
@@ -116,6 +126,8 @@ class _Job:
         self._env = {name: value for name, value in worker_env(launch, env).items() if name != VARIABLE}
         self._stack = stack
         self._token = secrets.token_hex(16)
+        self._prefix = ""
+        """The beginning of this run's keys in the store."""
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._exits: dict[str, int] = {}
@@ -149,11 +161,14 @@ class _Job:
             os.close(held)  # from here on nothing outlives us
             self._sweep()
             os.close(lifeline)
-            registry.remove(self._elastic.job.job)
+            registry.remove(self._elastic.job.job, self._run_dir)
         self._look()
         for output in self._outputs:
             output.close()
-        return self._outcome(store)
+        outcome = self._outcome(store)
+        if self._elastic.store is not None:
+            store.clear(self._prefix, self._token)
+        return outcome
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -163,12 +178,14 @@ class _Job:
         with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123
             file.write(self._token)
         self._stack.callback(token_file.unlink, missing_ok=True)
+        run = secrets.token_hex(8)
         for index in range(elastic.agents):
             agent = f"node{index}"
             host = elastic.hosts[index] if elastic.hosts else socket.gethostname()
             self._sockets[agent] = str(self._socket_path(f"agents/{agent}/agent"))
             config = AgentConfig(
                 job=elastic.job.job,
+                run=run,
                 agent=agent,
                 host=host,
                 slots=elastic.slots,
@@ -187,7 +204,7 @@ class _Job:
                 resend_s=elastic.resend_s,
             )
             write_config(config.node_dir / "agent.json", config)
-            self._start(agent, lifeline)
+            self._prefix = config.prefix
         registry.write(
             registry.Entry(
                 id=elastic.job.job,
@@ -196,8 +213,11 @@ class _Job:
                 started=started(os.getpid()) or 0,
                 agents=tuple(self._sockets.values()),
                 created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            )
+            ),
+            alone=elastic.alone,
         )
+        for agent in self._sockets:
+            self._start(agent, lifeline)
 
     def _start(self, agent: str, lifeline: int) -> None:
         folder = self._run_dir / "agents" / agent
@@ -340,7 +360,7 @@ class _Job:
 
         if self._hopeless is not None:
             return Outcome(exit_code=1, reason=self._hopeless)
-        stored = store.read(f"melodeon/{self._elastic.job.job}/state", self._token)
+        stored = store.read(self._prefix + "state", self._token)
         found = reason_of(stored, self._run_dir, self._errors)
         if self._stopping is not None and (found is None or found.ok or found == STOPPED):
             return STOPPED

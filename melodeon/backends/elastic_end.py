@@ -22,8 +22,11 @@ def reason_of(stored: bytes | None, run_dir: Path, errors: Sequence[Mapping[str,
         return _failed(state.text, errors)
     if state.outcome == "stopped":
         return STOPPED
-    # Trained to the end; what a script does after that can still fail.
     finished = {info.worker for info in state.workers.values() if info.finished}
+    if not any((run_dir / f"worker-{worker}.log").exists() for worker in finished):
+        text = "the store says that the job is done, but no worker of this run has trained: see agents/*/agent.log in"
+        return Outcome(exit_code=1, reason=f"{text} {run_dir}")
+    # Trained to the end; what a script does after that can still fail.
     exits = [
         Exit(worker=worker, code=end.code, told=False)
         for path in sorted(run_dir.glob("agents/*/ends.json"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from melodeon.coord.embedded_server import EmbeddedServer
-from melodeon.coord.store import open_store
+from melodeon.coord.store import StoreError, open_store
 
 T = TypeVar("T")
 
@@ -52,6 +52,11 @@ class StoreThread:
         """The value of a key."""
         return self.run(_read(self.address, key, token))
 
+    def clear(self, prefix: str, token: str) -> None:
+        """Remove all keys that begin so, as far as the store can be reached."""
+        with contextlib.suppress(StoreError):
+            self.run(_clear(self.address, prefix, token))
+
     def close(self) -> None:
         """End the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -69,3 +74,9 @@ async def _read(address: str, key: str, token: str) -> bytes | None:
     async with open_store(address, token=token) as store:
         entry = await store.get(key)
         return entry.value if entry else None
+
+
+async def _clear(address: str, prefix: str, token: str) -> None:
+    async with open_store(address, token=token) as store:
+        for key in await store.list(prefix):
+            await store.delete(key)

@@ -31,6 +31,10 @@ from melodeon.core.launch import Launch
 
 AGENT = "node0"
 """The one agent of a job on this machine."""
+SHORT = ("memoryerror", "allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
+"""In the words of what fails because a process may have no more memory: libraries and threads need some too."""
+LAST_WORDS = 1 << 12
+"""Bytes from the end of a worker's stderr that are looked at."""
 
 
 def main(argv: list[str]) -> int:
@@ -63,7 +67,10 @@ def run(order: LaunchOrder, user: struct_passwd | None = None) -> int:
     except MelodeonError as error:
         outcome = Outcome(exit_code=error.exit_code, reason=str(error))
     except (MemoryError, OSError) as error:
-        outcome = Outcome(exit_code=1, reason=f"the launcher failed: {str(error) or type(error).__name__}")
+        outcome = _fallen(error)
+    except (ImportError, RuntimeError) as error:
+        outcome = _fallen(error)
+        raise  # launcher.log shows where, should it not be for lack of memory
     finally:
         record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": _reason(order, outcome)}
         record |= {"seconds": round(time.monotonic() - begun, 3)}
@@ -117,7 +124,13 @@ def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last:
         order.argv,
         launch_of(order, pin=not cuda and devices.size[False] <= _cores()),
         run_dir,
-        Elastic(job=job_config(order, slots), slots=devices.size[cuda], preload=order.preload, zygote=order.zygote),
+        Elastic(
+            job=job_config(order, slots),
+            slots=devices.size[cuda],
+            alone=False,
+            preload=order.preload,
+            zygote=order.zygote,
+        ),
         env={**order.env, **devices.environment(cuda=cuda)},
         on_event=listen,
     )
@@ -179,9 +192,33 @@ def _cores() -> int:
 def _reason(order: LaunchOrder, outcome: Outcome) -> str | None:
     """A failure for lack of memory is easier to mend when one knows the limit."""
     reason = outcome.reason
-    if reason and order.memory is not None and not outcome.ok and "memory" in reason.lower():
-        return f"{reason} (each of its processes may have {limits.in_words(order.memory)}: see the job's field memory)"
-    return reason
+    if not reason or order.memory is None or outcome.ok:
+        return reason
+    if not _is_short(reason) and _is_short(said := _said_last(order, outcome.worker)):
+        reason = f"{reason}: {said}"
+    if not _is_short(reason) and "memory" not in reason.lower():
+        return reason
+    fix = "raise" if _is_short(reason) else "see"
+    return f"{reason} (each of its processes may have {limits.in_words(order.memory)}: {fix} the job's field memory)"
+
+
+def _is_short(text: str) -> bool:
+    return any(words in text.lower() for words in SHORT)
+
+
+def _said_last(order: LaunchOrder, worker: int | None) -> str:
+    """The last line of a worker's stderr: one that dies before it has joined sends no error."""
+    try:
+        with (Path(order.run_dir) / f"worker-{worker}.err").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _fallen(error: Exception) -> Outcome:
+    return Outcome(exit_code=1, reason=f"the launcher failed: {str(error) or type(error).__name__}")
 
 
 def _record(order: LaunchOrder) -> dict[str, object]:

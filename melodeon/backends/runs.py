@@ -6,6 +6,7 @@ differ only in the `Launch` they start from and in who listens.
 
 import json
 import os
+import re
 import secrets
 import sys
 import time
@@ -24,6 +25,8 @@ from melodeon.core.launch import Launch
 
 if TYPE_CHECKING:
     from melodeon.backends.elastic import Elastic
+
+_NAME = re.compile(r"[\w.-]+")
 
 # What an elastic job needs is imported on use: this module is read by every `melodeon --help`.
 
@@ -143,8 +146,10 @@ def launches_for(launch: Launch, run_dir: Path) -> list[Launch]:
 
 def new_run_dir(root: Path, name: str | None = None) -> Path:
     """Make a run's folder; ids made from the time sort by it."""
-    if name is not None and (Path(name).name != name or name in ("", ".", "..")):
-        raise UsageError(f"run name {name!r} is not a plain folder name: use letters, digits, dots and dashes")
+    if name is not None and (not _NAME.fullmatch(name) or name in (".", "..")):
+        raise UsageError(
+            f"run name {name!r} is not a plain folder name: use letters, digits, dots, dashes and underscores"
+        )
     run_id = name or f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"  # noqa: DTZ005 - read by people here
     run_dir = root / run_id
     try:

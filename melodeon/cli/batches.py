@@ -1,6 +1,7 @@
 """Batch histories and scaling curves, from the files that people name."""
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -8,6 +9,9 @@ from melodeon.core.batches import BatchHistory, parse_history
 from melodeon.core.errors import NotFound, UsageError
 
 HISTORY_FILE = "batches.json"
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+Curve = Annotated[dict[Count, Rate], msgspec.Meta(min_length=1)]
 
 
 def read_history(where: str | None) -> BatchHistory | None:
@@ -29,12 +33,16 @@ def read_curves(where: str | None) -> dict[int, dict[int, float]]:
     if where is None:
         return {}
     try:
-        return msgspec.json.decode(_text(Path(where), "--curves"), type=dict[int, dict[int, float]])
+        curves = msgspec.json.decode(_text(Path(where), "--curves"), type=dict[Count, Curve])
     except msgspec.MsgspecError as error:
         raise UsageError(
             f'--curves {where} holds no scaling curves ({error}): they look like {{"1": {{"1": 9.5, "2": 17.0}}}}, '
             "batch factor, workers, steps a second"
         ) from error
+    odd = next((factor for factor in curves if factor & (factor - 1)), None)
+    if odd is not None:
+        raise UsageError(f"--curves {where} has a curve of batch factor {odd}: batches are doubled, to 1, 2, 4, ...")
+    return curves
 
 
 def _text(path: Path, option: str) -> str:

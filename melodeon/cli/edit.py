@@ -6,12 +6,10 @@ import typer
 
 from melodeon.cli.cluster import ClusterJob, connect, print_value, say
 from melodeon.cli.job import Output, wants_json
+from melodeon.cli.jobfile import NONE
 from melodeon.cli.options import Epochs, OnMiss, Priority, Range, Steps
 from melodeon.cli.submit import next_try, tell
 from melodeon.core.errors import Rejected, UsageError
-
-NONE = "none"
-"""Takes a field back."""
 
 
 def edit(

@@ -10,8 +10,8 @@ import typer
 from melodeon.cli.cluster import RESTART_S, complete_cluster, connect, print_value
 from melodeon.cli.job import Output, wants_json
 from melodeon.cli.output import mute, print_titled
-from melodeon.cli.times import clock
 from melodeon.core.errors import UsageError
+from melodeon.core.moments import day_and_clock
 from melodeon.core.text import plain
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from melodeon.core.service import EventInfo
 
 PAGE = 1000
+NEWEST = 20
+"""How many are printed where nobody says which."""
 
 
 def events(
@@ -27,18 +29,18 @@ def events(
         typer.Argument(metavar="JOB", help="Only of this job of the cluster.", autocompletion=complete_cluster),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-    tail: Annotated[int, typer.Option(help="So many of the newest.")] = 20,
-    after: Annotated[int | None, typer.Option(metavar="SEQ", help="All after this number, instead.")] = None,
+    tail: Annotated[int | None, typer.Option(help="So many of the newest; 20 without --after.")] = None,
+    after: Annotated[int | None, typer.Option(metavar="SEQ", help="Only those after this number.")] = None,
     output: Output = "table",
 ) -> None:
     """Print the cluster's log: what happened, and why."""
     as_json = wants_json(output)
-    if tail < 0:
+    if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail} is no number of events: choose 0 or more")
     try:
         with connect(RESTART_S if follow else None) as cluster:
             name = None if job is None else cluster.job(job).id
-            seen, found = _newest(cluster, name, after or 0, None if after is not None else tail)
+            seen, found = _newest(cluster, name, after or 0, NEWEST if tail is None and after is None else tail)
             for event in found:
                 _tell(event, as_json=as_json)
             if follow:
@@ -66,5 +68,5 @@ def _tell(event: "EventInfo", *, as_json: bool) -> None:
         print_value(event)
         return
     name = f"{plain(event.job)}  " if event.job else ""
-    print_titled(clock(event.at, time.time()), f"{name}{plain(event.text)}", indent=10)
+    print_titled(day_and_clock(event.at, time.time()), f"{name}{plain(event.text)}", indent=10)
     sys.stdout.flush()

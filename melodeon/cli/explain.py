@@ -9,6 +9,7 @@ import typer
 from melodeon.cli.job import Output, wants_json
 from melodeon.cli.output import WIDTH, print_json
 from melodeon.core.errors import UsageError
+from melodeon.core.text import plain
 
 if TYPE_CHECKING:
     from melodeon.sim.explain import Sentence
@@ -44,7 +45,7 @@ def explain(
         print_json({"job": known.id, "trace": found.head.trace, "policy": found.head.policy, "sentences": rows})
         return
     head = f"job {known.id} of {found.head.trace} under {found.head.policy} on {found.head.cluster_name}"
-    print("\n".join(textwrap.wrap(head, WIDTH, subsequent_indent="    ", break_on_hyphens=False)))
+    print("\n".join(textwrap.wrap(plain(head), WIDTH, subsequent_indent="    ", break_on_hyphens=False)))
     print("\n".join(lines(sentences, start_s, everything=everything)))
 
 
@@ -66,7 +67,7 @@ def lines(sentences: "list[Sentence]", start_s: float, *, everything: bool = Fal
                 made.append(f"{'…':>{wide}}  {left_out} more changes: --all tells them")
             continue
         made += textwrap.wrap(
-            sentence.text,
+            plain(sentence.text),
             WIDTH,
             initial_indent=f"{time:>{wide}}  ",
             subsequent_indent=" " * (wide + 2),

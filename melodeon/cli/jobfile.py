@@ -10,6 +10,8 @@ from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.spec import Spec, read_spec
 
 STDIN = "-"
+NONE = "none"
+"""Takes a field back."""
 LARGEST = 1 << 20
 """Bytes of a job's file; the service takes no more."""
 
@@ -26,6 +28,8 @@ def read_job(file: str | None, flags: Mapping[str, object]) -> Spec:
         table["env"] = parse_env(flags["env"])
     if flags.get("curve") is not None:
         table["curve"] = parse_curve(str(flags["curve"]))
+    if flags.get("deadline") == NONE:
+        del table["deadline"]
     for end, other in (("steps", "epochs"), ("epochs", "steps")):
         if flags.get(end) is not None and flags.get(other) is None:
             table.pop(other, None)  # a flag says another end than the file

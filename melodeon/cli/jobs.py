@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from melodeon.cli.changes import accepted, say, seated, tell_accepted, tell_view, virtual_workers, waited
+from melodeon.cli.changes import accepted, say, seated, settled, tell_accepted, tell_view, virtual_workers, waited
 from melodeon.cli.cluster import Local, connect, print_value
 from melodeon.cli.job import (
     JobName,
@@ -46,6 +46,8 @@ ENDS_S = 60.0
 """How long a job may take to end after it has agreed to stop: a step, a checkpoint, and leaving."""
 KILLED_S = 20.0
 """The same for `--now`: the launcher kills what still runs."""
+MOST = 1_000_000
+"""A number of workers beyond this was not meant."""
 WORTH = 1.05
 """More workers must make the job at least this much faster to be recommended."""
 
@@ -82,7 +84,10 @@ def scale(
     what, values = _wish(workers, out, in_, remove, on)
     handle = attach(job, instead="scale")
     if what == "scale" and on is not None:
-        what, values = "scale_out", {"n": _more(values["n"], len(seated(handle.status())), on), "on": on}
+        status = settled(handle)
+        what, values = "scale_out", {"n": _more(values["n"], len(seated(status)), on), "on": on}
+    else:
+        status = handle.status()
 
     def wish() -> "Answer":
         match what:
@@ -100,7 +105,7 @@ def scale(
             return
     else:
         answer = waited(handle, wish)
-    tell_view(handle, answer, as_json=as_json)
+    tell_view(handle, answer, before=status, as_json=as_json)
 
 
 def migrate(
@@ -112,7 +117,9 @@ def migrate(
     """Move a worker to a fresh process, or to another agent's node."""
     as_json = wants_json(output)
     handle = attach(job, instead="scale")
-    tell_view(handle, waited(handle, lambda: handle.migrate(worker=worker, to=to)), as_json=as_json)
+    status = handle.status()
+    answer = waited(handle, lambda: handle.migrate(worker=worker, to=to))
+    tell_view(handle, answer, before=status, as_json=as_json)
 
 
 def profile(
@@ -125,10 +132,8 @@ def profile(
 ) -> None:
     """Measure a job's steps per second at several sizes. It trains on meanwhile."""
     as_json = wants_json(output)
-    low = 1 if min_ is None else min_
-    if low < 1:
-        raise UsageError(f"--min {low} is no number of workers: choose at least 1")
-    if max_ is not None and max_ < low:
+    low = 1 if min_ is None else _positive("--min", min_)
+    if max_ is not None and _positive("--max", max_) < low:
         raise UsageError(f"--min {low} is more than --max {max_}: choose sizes from small to large")
     handle = attach(job, instead="scale")
     if max_ is None:
@@ -228,14 +233,20 @@ def _wish(
 
 
 def _positive(name: str, value: object) -> int:
-    found = whole(value)
+    found = _number(value)
     if found is None or found < 1:
-        raise UsageError(f"{name} {value} is no number of workers: give a whole number of at least 1, such as 4")
+        raise UsageError(f"{name} {value} is no number of workers: give a whole number from 1 to {MOST:,}, such as 4")
     return found
 
 
+def _number(value: object) -> int | None:
+    """A whole number of people's size."""
+    found = whole(value) if len(str(value)) <= len(str(MOST)) else None
+    return found if found is not None and found <= MOST else None
+
+
 def _numbers(text: str) -> list[int]:
-    found = [whole(part.strip()) for part in text.split(",")]
+    found = [_number(part.strip()) for part in text.split(",")]
     numbers = [number for number in found if number is not None]
     if len(numbers) != len(found) or len(set(numbers)) != len(numbers):
         raise UsageError(f"--remove {text} is no list of workers: give each number once, such as 3,5")

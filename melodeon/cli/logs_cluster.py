@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from melodeon.cli.cluster import RESTART_S, connect
 from melodeon.cli.output import print_json
 from melodeon.core.errors import NotFound
+from melodeon.core.text import plain
 
 if TYPE_CHECKING:
     from melodeon.client import Cluster
@@ -16,21 +17,45 @@ if TYPE_CHECKING:
 
 MARK = re.compile(r"\[worker (\d+)\] ")
 """How the service marks the lines of all workers."""
+START = re.compile(r"--- start \d+ ---")
+"""What it writes between two starts of the job."""
 
 
 def show_logs(job: "JobInfo", worker: int | None, tail: int | None, *, follow: bool, as_json: bool) -> None:
     """Print it, and with `follow` go on until the job is over."""
-    start, printed = "", 0
+    start, printed = "", False
+    starts: list[str] = []  # held back until there is a line to part from others
     with connect(RESTART_S) as cluster:
         for mark, lines in _so_far(cluster, job.id, worker, tail):
-            start, printed = mark, printed + len(lines)
-            _print(lines, worker, as_json=as_json)
+            start, printed = mark, printed or not all(map(START.fullmatch, lines))
+            starts += lines
+            if printed or follow:
+                _print(starts, worker, as_json=as_json)
+                starts.clear()
         if follow:
             for text in cluster.follow_logs(job.id, start, worker=worker):
                 _print(text.splitlines(), worker, as_json=as_json)
-    if not follow and not printed and tail != 0:
-        who = "any worker" if worker is None else f"worker {worker}"
-        raise NotFound(f"job {job.id} is {job.phase.value} and has no output of {who}: see `melodeon show {job.id}`")
+        elif not printed and tail != 0:
+            raise NotFound(_nothing(cluster, job, worker))
+
+
+def _nothing(cluster: "Cluster", job: "JobInfo", worker: int | None) -> str:
+    """That there is no output, and why; `show` has led here where the job is over."""
+    who = "any worker" if worker is None else f"worker {worker}"
+    said = f"job {job.id} is {job.phase.value} and has no output of {who}"
+    if worker is not None and (known := _workers(cluster, job.id)):
+        return f"{said}: it has some of workers {', '.join(map(str, known))}"
+    from melodeon.core.service import OVER
+
+    if job.phase not in OVER:
+        return f"{said}: see `melodeon show {job.id}`"
+    return f"{said}: {plain(job.why)}" if job.why else said
+
+
+def _workers(cluster: "Cluster", job: str) -> list[int]:
+    """The workers that have printed something."""
+    lines = (line for _, some in _so_far(cluster, job, None, None) for line in some)
+    return sorted({int(match[1]) for match in map(MARK.match, lines) if match})
 
 
 def _so_far(cluster: "Cluster", job: str, worker: int | None, tail: int | None) -> Iterator[tuple[str, list[str]]]:
@@ -52,7 +77,7 @@ def _last(lines: list[str], tail: int) -> list[str]:
     kept = []
     for line in reversed(lines):
         match = MARK.match(line)
-        who = match[1] if match else ""
+        who = match[1] if match else "start" if START.fullmatch(line) else ""
         seen[who] += 1
         if seen[who] <= tail:
             kept.append(line)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Deadline = Annotated[str | None, typer.Option(metavar="6h|DATE", help="By when; without it best effort.")]
+Deadline = Annotated[str | None, typer.Option(metavar="6h|DATE|none", help="By when; none: best effort.")]
 OnMiss = Annotated[str | None, typer.Option(metavar="reject|soft", help="soft: admitted even if late.")]
 Priority = Annotated[float | None, typer.Option(help="Its weight among others; 1 by default.")]
 Range = Annotated[str | None, typer.Option(metavar="1-8", help="How few and how many it may have.")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from melodeon.core.errors import MelodeonError, UsageError
+from melodeon.core.text import harmless
 
 WIDTH = 80
 FORMATS = ("table", "json")
@@ -16,7 +17,8 @@ FORMATS = ("table", "json")
 
 def fail(error: MelodeonError) -> NoReturn:
     """Say what is wrong on stderr, in one sentence, and end with the error's exit code."""
-    print(f"error: {error}", file=sys.stderr)
+    text = "\n".join(harmless(line) for line in str(error).split("\n"))  # it may quote a path, a name, a job's words
+    print(f"error: {text}", file=sys.stderr)
     raise SystemExit(error.exit_code)
 
 
@@ -103,12 +105,13 @@ def fitted(
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
-    """A table on stdout, never wider than 80 columns; long cells wrap."""
+    """A table on stdout, never wider than 80 columns; long cells wrap, and a long word is folded, never cut."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    heads = [Column(name, overflow="fold") for name in columns]
+    table = Table(*heads, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console = Console()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from melodeon.backends.local import Event
 from melodeon.cli.output import mute
+from melodeon.core.text import counted
+from melodeon.viz.timeline import whole
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -136,7 +138,8 @@ def describe(event: Event, total: object) -> str | None:
     of = f"/{total}" if total else ""
     match kind:
         case "joined" if event.get("worker") == 0:
-            shape = f"{event.get('virtual_workers')} virtual workers as {event.get('assignment')}"
+            virtual = whole(event.get("virtual_workers")) or 0
+            shape = f"{counted(virtual, 'virtual worker')} as {event.get('assignment')}"
             return f"{shape} on {event.get('device')}, order {event.get('order')}, {event.get('determinism')}"
         case "step":
             return f"step {step}{of} {format_metrics(event.get('metrics'))}".rstrip()

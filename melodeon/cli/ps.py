@@ -88,10 +88,11 @@ def _running(entry: "Entry") -> dict[str, object]:
         status = JobHandle(entry).ask("status", timeout_s=PATIENCE_S).values
     except MelodeonError as error:
         return row | {"status": "unreachable", "reason": str(error)}
+    step = whole(status.get("step"))
     members = [worker for worker in mappings(status.get("workers")) if worker.get("ranks")]
     return row | {
         "status": status.get("phase") or "running",
-        "step": status.get("step"),
+        "step": None if step is None or step < 0 else step,  # -1: nobody has any state yet
         "workers": len(members),
         "restarts_left": status.get("restarts_left"),
     }

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -17,6 +18,7 @@ from melodeon.core.assignment import Assignment
 from melodeon.core.determinism import DEFAULT
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
+from melodeon.core.text import counted
 
 if TYPE_CHECKING:
     from melodeon.backends.elastic import Elastic
@@ -86,6 +88,8 @@ def run(
     )
     watch = Watch(restarts=restarts, factor=straggler, patience=patience)
     elastic = _elastic(launch, agents, store, watch, read_curves(curves)) if is_elastic else None
+    if elastic is not None and name is not None:
+        _require_free(runs_root, name)
     command = ["melodeon", *sys.argv[1:]]
     request = Request(script=script, args=args or (), launch=launch, name=name, command=command, elastic=elastic)
     _finish(_perform(request, quiet=quiet, as_json=json), request, quiet=quiet, as_json=json)
@@ -116,6 +120,13 @@ def _elastic(launch: Launch, agents: int, store: str | None, watch: Watch, curve
         hybrid=HybridConfig(curves=curves) if launch.hybrid else None,
     )
     return Elastic(job=job, agents=agents, store=store)
+
+
+def _require_free(runs_root: str, name: str) -> None:
+    """A name that is taken is told before the run's folder is made."""
+    from melodeon.coord import registry
+
+    registry.require_free(name, Path(runs_root) / name)
 
 
 def _require_hybrid(hybrid: bool, curves: str | None, *, possible: bool) -> None:
@@ -172,7 +183,7 @@ def _finish(report: Report, request: Request, *, quiet: bool, as_json: bool) -> 
 
 
 def _summarise(report: Report, request: Request) -> None:
-    steps = "" if report.steps is None else f"{report.steps} steps in "
+    steps = "" if report.steps is None else f"{counted(report.steps, 'step')} in "
     lines = [f"done: {steps}{report.seconds:.1f} s"]
     if report.digest:
         lines.append(f"  digest  {report.digest}")

@@ -58,11 +58,17 @@ def serve(
     if config.is_exposed:
         text = f"others than this machine can reach {host}, and what they send is not encrypted: keep the token secret"
         print(f"note: {text}", file=sys.stderr)
-    serve_forever(config, lambda ready: _tell(ready, as_json=json))
+    serve_forever(config, lambda ready: _tell(ready, policy, as_json=json))
 
 
-def _tell(ready: "Ready", *, as_json: bool) -> None:
+def _tell(ready: "Ready", policy: str, *, as_json: bool) -> None:
     """Where it is, once it answers."""
+    if ready.policy != policy:
+        print(
+            f"note: policy {ready.policy} was set while this cluster served before, and holds on: `melodeon policy "
+            f"{policy}` changes it",
+            file=sys.stderr,
+        )
     nodes = ready.devices.cluster.nodes
     if as_json:
         found = [{"id": node.id, "type": node.device_type, "devices": node.num_devices} for node in nodes]

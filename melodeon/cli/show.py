@@ -8,8 +8,8 @@ from melodeon.cli.cluster import ClusterJob, connect, print_value, say, say_next
 from melodeon.cli.job import Output, from_here, wants_json
 from melodeon.cli.output import print_titled
 from melodeon.cli.submit import deadline_text
-from melodeon.cli.times import clock
 from melodeon.cli.wait import submit_again
+from melodeon.core.moments import day_and_clock
 from melodeon.core.text import plain
 from melodeon.viz.words import counted, duration, number
 
@@ -40,16 +40,16 @@ def show(job: ClusterJob = "last", output: Output = "table") -> None:
 
 def _tell(info: "JobInfo", now: float) -> None:
     print(f"{info.id}  {info.phase.value}")
-    when = f"{clock(info.submitted_at, now)}, {duration(now - info.submitted_at)} ago"
+    when = f"{day_and_clock(info.submitted_at, now)}, {duration(now - info.submitted_at)} ago"
     say("submitted", f"by {info.user} at {when}")
     say("runs", " ".join(map(str, info.spec.get("run", ()))) + f" (in {from_here(str(info.spec.get('workdir', '.')))})")
     if info.deadline_at is not None:
         say("deadline", deadline_text(info, now))
     elif info.planned_finish_at is not None:
         left = info.planned_finish_at - now
-        say("finish", f"planned {clock(info.planned_finish_at, now)}, in {duration(left)}; best effort")
+        say("finish", f"planned {day_and_clock(info.planned_finish_at, now)}, in {duration(left)}; best effort")
     if info.earliest_deadline_at is not None:
-        say("earliest", clock(info.earliest_deadline_at, now))
+        say("earliest", day_and_clock(info.earliest_deadline_at, now))
     if info.phase.value not in ("rejected",):
         say("steps", _steps(info))
     if info.workers:
@@ -79,9 +79,9 @@ def _steps(info: "JobInfo") -> str:
 
 def tell_story(story: "Sequence[Sentence]", now: float) -> None:
     """A sentence a line, with its time."""
-    indent = max((len(clock(part.at, now)) for part in story if part.at is not None), default=8) + 2
+    indent = max((len(day_and_clock(part.at, now)) for part in story if part.at is not None), default=8) + 2
     for part in story:
-        print_titled("" if part.at is None else clock(part.at, now), plain(part.text), indent=indent)
+        print_titled("" if part.at is None else day_and_clock(part.at, now), plain(part.text), indent=indent)
 
 
 def where(devices: "Sequence[Device]") -> str:

@@ -16,6 +16,7 @@ import typer
 
 from melodeon.cli.output import require_format
 from melodeon.core.errors import MelodeonError, UsageError
+from melodeon.core.text import plain
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -76,12 +77,12 @@ def sim(
     )
     policies = parse_policies(policy)
     loaded = _load(traces or [], generate or [], throughputs or [], cluster, format_name, seed, skip_bad)
-    names, specs = _distinct([one.trace.name for one in loaded]), [one.trace.jobs[:first] for one in loaded]
+    names, specs = _distinct([_stem(one.trace.name) for one in loaded]), [one.trace.jobs[:first] for one in loaded]
     notes = [f"{name}: {note}" for name, one in zip(names, loaded, strict=True) for note in one.notes]
     tasks = _tasks(setting, names, policies, save)
     if output != "json":
         for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(f"note: {plain(note)}", file=sys.stderr)
     with _bars(tasks, [len(some) for some in specs]) as tell:
         done = run_all(tasks, specs, processes=jobs or _cores(), tell=tell)
     _show(done, specs, notes, output)
@@ -100,17 +101,18 @@ def _tasks(setting: "Task", names: Sequence[str], policies: Sequence[str], save:
             save.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--save {save} cannot be made ({error.strerror}): name another folder") from error
+    each = [(trace, policy) for trace in range(len(names)) for policy in policies]
+    files = _files([f"{names[trace]}-{policy}" for trace, policy in each])
     return [
         replace(
             setting,
-            number=number * len(policies) + index,
-            trace=number,
-            trace_name=name,
-            policy=chosen,
-            save=str(save / _file(name, chosen)) if save else None,
+            number=number,
+            trace=trace,
+            trace_name=names[trace],
+            policy=policy,
+            save=str(save / file) if save else None,
         )
-        for number, name in enumerate(names)
-        for index, chosen in enumerate(policies)
+        for number, ((trace, policy), file) in enumerate(zip(each, files, strict=True))
     ]
 
 
@@ -133,7 +135,7 @@ def _conclude(done: "Sequence[Done]", save: Path | None) -> None:
     bad = [one for one in done if one.problem is not None]
     if bad:
         more = f" ({len(bad) - 1} more failed)" if len(bad) > 1 else ""
-        error = MelodeonError(f"{bad[0].problem}{more}")
+        error = MelodeonError(f"{plain(bad[0].problem)}{more}")
         error.exit_code = bad[0].exit_code
         raise error
 
@@ -151,6 +153,8 @@ def _load(
 
     if not traces and not drawn:
         raise UsageError("there is nothing to simulate: name a trace file, or draw one by --generate poisson:200")
+    if format_name is not None and not traces:
+        raise UsageError(f"--format {format_name} is of trace files, and none is named: leave it out with --generate")
     cluster = parse_cluster(cluster_text)
     loaded = [
         load(Path(trace), tables, cluster, format_name=format_name, seed=seed, skip_bad=skip_bad) for trace in traces
@@ -174,9 +178,13 @@ def _failures(text: str | None) -> tuple[float, float] | None:
     return found
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of traces without their endings, numbered where two are alike."""
-    stems = [re.sub(r"(\.csv|\.json|\.jsonl|\.trace|\.gz)+$", "", name) or name for name in names]
+def _stem(name: str) -> str:
+    """A trace's name without its endings."""
+    return plain(re.sub(r"(\.csv|\.json|\.jsonl|\.trace|\.gz)+$", "", name) or name)
+
+
+def _distinct(stems: Sequence[str]) -> list[str]:
+    """Names, numbered where two are alike."""
     made: list[str] = []
     for index, stem in enumerate(stems):
         name = f"{stem}-{index + 1}" if stems.count(stem) > 1 else stem
@@ -186,10 +194,11 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return made
 
 
-def _file(trace: str, policy: str) -> str:
+def _files(names: Sequence[str]) -> list[str]:
+    """A result file for each: names that differ may be alike once they are fit for a file, and none may be lost."""
     from melodeon.sim.results import ENDING
 
-    return re.sub(r"[^\w.=-]+", "_", f"{trace}-{policy}") + ENDING
+    return [stem + ENDING for stem in _distinct([re.sub(r"[^\w.=-]+", "_", name) for name in names])]
 
 
 def _cores() -> int:
@@ -209,6 +218,10 @@ def _bars(tasks: "Sequence[Task]", totals: Sequence[int]) -> "Iterator[Tell]":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from melodeon.cli.simtable import told_apart
+
+    titles = told_apart([f"{task.trace_name} {task.policy}" for task in tasks], 32)
+    title_of = {task.number: title for task, title in zip(tasks, titles, strict=True)}
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
         whole = progress.add_task("jobs", total=sum(totals[task.trace] for task in tasks))
@@ -218,7 +231,7 @@ def _bars(tasks: "Sequence[Task]", totals: Sequence[int]) -> "Iterator[Tell]":
         def tell(task: "Task", count: int) -> None:
             total = totals[task.trace]
             if task.number not in shown:
-                shown[task.number] = progress.add_task(f"{task.trace_name} {task.policy}"[:32], total=total)
+                shown[task.number] = progress.add_task(title_of[task.number], total=total)
             progress.update(shown[task.number], completed=count, visible=count < total)
             counts[task.number] = count
             progress.update(whole, completed=sum(counts.values()))

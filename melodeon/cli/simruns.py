@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from melodeon.cli.simtraces import parse_cluster, policy_of
-from melodeon.core.errors import Cancelled, MelodeonError
+from melodeon.core.errors import Cancelled, MelodeonError, UsageError
 
 if TYPE_CHECKING:
     from melodeon.core.jobs import JobSpec
@@ -91,30 +91,38 @@ def simulate(task: Task, jobs: Jobs, tell: Tell) -> Done:
 def _figures(task: Task, jobs: Jobs, tell: Tell) -> dict[str, int | float | None]:
     from melodeon.core.overhead import Overheads
     from melodeon.sim.engine import SimConfig, Simulation
-    from melodeon.sim.incidents import Incident, random_failures
+    from melodeon.sim.incidents import Failures
     from melodeon.sim.metrics import summarize
+    from melodeon.sim.quiet import stdout_to_stderr
     from melodeon.sim.record import record
     from melodeon.sim.results import write_result
 
     cluster = parse_cluster(task.cluster)
-    incidents: tuple[Incident, ...] = ()
+    failures: Failures | None = None
     if task.failures is not None:
-        until_s = jobs[-1].submit_s + 30 * 86_400.0
         up_s, repair_s = task.failures
-        incidents = random_failures(cluster, mean_up_s=up_s, mean_repair_s=repair_s, until_s=until_s, seed=task.seed)
+        least_s = max(60.0, task.slot_s)
+        if min(task.failures) < least_s:
+            raise UsageError(
+                f"--failures {up_s:g}s,{repair_s:g}s are shorter than {least_s:g} s, a minute or the slot, so that no "
+                "job would get on: give longer times, as 30d,2h"
+            )
+        stretch_s = jobs[-1].submit_s + 30 * 86_400.0
+        failures = Failures(cluster, mean_up_s=up_s, mean_repair_s=repair_s, stretch_s=stretch_s, seed=task.seed)
     config = SimConfig(
         cluster=cluster,
         slot_s=task.slot_s,
         overheads=Overheads() if task.pauses else Overheads.none(),
-        incidents=incidents,
+        failures=failures,
         record=task.save is not None,
     )
     simulation = Simulation(config, jobs, policy_of(task.policy))
-    if task.tell:
-        for number in range(0, len(jobs), max(1, len(jobs) // PARTS)):
-            simulation.run(until_s=jobs[number].submit_s)
-            tell(task, number)
-    result = simulation.run().result()
+    with stdout_to_stderr():
+        if task.tell:
+            for number in range(0, len(jobs), max(1, len(jobs) // PARTS)):
+                simulation.run(until_s=jobs[number].submit_s)
+                tell(task, number)
+        result = simulation.run().result()
     if task.save is not None:
         kept = record(result, trace=task.trace_name, policy=task.policy, cluster=task.cluster, seed=task.seed)
         write_result(kept, Path(task.save))

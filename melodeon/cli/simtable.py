@@ -90,9 +90,24 @@ def print_tables(done: Sequence[Done], num_jobs: Sequence[int]) -> None:
         shown = True
         for table in TABLES:
             rows = [["policy", *(name for name, _ in table)]]
-            rows += [[one.task.policy, *(cell(one.values) for _, cell in table)] for one in mine]
+            rows += [["", *(cell(one.values) for _, cell in table)] for one in mine]
+            rows = _named(rows, [one.task.policy for one in mine])
             print()
             print("\n".join(columns(rows, gives_way=0, numbers=range(1, len(rows[0])))))
+
+
+def _named(rows: list[list[str]], policies: Sequence[str]) -> list[list[str]]:
+    """The rows under the first with the policies' names, in what room the figures leave."""
+    room = WIDTH - sum(2 + max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])
+    names = told_apart(policies, max(room, len(rows[0][0])))
+    return [rows[0], *([name, *row[1:]] for name, row in zip(names, rows[1:], strict=True))]
+
+
+def told_apart(names: Sequence[str], room: int) -> list[str]:
+    """Names in so many letters: long ones lose their middle, and so much of their beginning that they still differ."""
+    heads = sorted(range(1, room - 1), key=lambda head: abs(head - room // 2))
+    cuts = [[n if len(n) <= room else f"{n[:head]}…{n[head + 1 - room :]}" for n in names] for head in heads]
+    return next((cut for cut in cuts if len(set(cut)) == len(names)), cuts[0])
 
 
 def _title(task: Task, num_jobs: int) -> str:

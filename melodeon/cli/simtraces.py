@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from melodeon.core.cluster import Cluster, DeviceType
+from melodeon.core.cluster import DEFAULT_TYPE, Cluster, DeviceType
 from melodeon.core.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
+    from melodeon.core.jobs import Curves
     from melodeon.sched.policy import Policy
     from melodeon.sim.traces.generate import TraceSpec
     from melodeon.sim.traces.rows import Trace
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>s|min|h|d)?")
+_COUNT = re.compile(r"\d{1,9}")
 LINEAR = "there are no throughput tables, so curves are linear: give some by --throughputs"
 BESIDE = "throughputs_"
 """Tables in `throughputs_TYPE` beside a trace are used without being asked for."""
@@ -35,10 +37,15 @@ class Loaded:
 
 def seconds(text: str, option: str) -> float:
     """A length of time."""
+    from melodeon.sim.traces.rows import MOST
+
     match = _TIME.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{option} {text} is not a length of time: write 90, 90s, 5min, 2h or 3d")
-    return float(match["number"]) * UNITS[match["unit"] or ""]
+    found = float(match["number"]) * UNITS[match["unit"] or ""]
+    if found > MOST:
+        raise UsageError(f"{option} {_shown(text)} is too long: no time may be above {MOST:g} seconds")
+    return found
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -108,20 +115,32 @@ def read_tables(given: Sequence[str], cluster: Cluster, near: Path | None = None
 
     folders: dict[DeviceType, Path] = {}
     tables: list[Throughputs] = []
+    given_by: dict[DeviceType, str] = {}
     for text in given:
         if text.removesuffix(".gz").endswith(".json"):
             from melodeon.sim.traces.gavel import read_gavel_throughputs
 
             tables.append(read_gavel_throughputs(Path(text)))
+            kinds = {kind for curves in tables[-1].curves.values() for kind, _ in curves}
         else:
             kind, folder = _folder(text, cluster)
             folders[kind] = folder
+            kinds = {kind}
+        twice = next((kind for kind in sorted(kinds) if kind in given_by), None)
+        if twice is not None:
+            raise UsageError(
+                f"--throughputs {text} is of {twice}, and so is {given_by[twice]}: give the tables of a type once"
+            )
+        given_by |= dict.fromkeys(kinds, text)
     note = None
     if not given and near is not None:
         folders = {kind: near / f"{BESIDE}{kind}" for kind in cluster.types if (near / f"{BESIDE}{kind}").is_dir()}
         note = f"curves are of the tables in {', '.join(map(str, folders.values()))}" if folders else None
     tables += [read_throughputs(folders)] if folders else []
-    curves = {setting: found for table in tables for setting, found in table.curves.items()}
+    curves: dict[tuple[str, int], Curves] = {}
+    for table in tables:
+        for setting, found in table.curves.items():
+            curves[setting] = (*curves.get(setting, ()), *found)
     return Throughputs(curves, cluster.types), note
 
 
@@ -135,6 +154,11 @@ def _folder(text: str, cluster: Cluster) -> tuple[DeviceType, Path]:
     told = folder.name.removeprefix(BESIDE)
     if told in cluster.types:
         return DeviceType(told), folder
+    if told != folder.name and cluster.types != (DEFAULT_TYPE,):  # devices without a type may be of any
+        raise UsageError(
+            f"--throughputs {text} is of {told}, which the cluster has not: write {cluster.types[0]}={text} to take it "
+            f"for {cluster.types[0]} all the same"
+        )
     if len(cluster.types) == 1:
         return cluster.types[0], folder
     raise UsageError(
@@ -160,8 +184,8 @@ def load(
     if trace.bad:
         first = trace.bad[0]
         notes.append(
-            f"{_rows(len(trace.bad))} bad and left out, the first at line {first.line}, column {first.column!r}: "
-            f"{first.problem}"
+            f"{_rows(len(trace.bad))} bad and left out, the first at {first.path}, line {first.line}, "
+            f"column {first.column!r}: {first.problem}"
         )
     if trace.num_other:
         notes.append(f"{_rows(trace.num_other)} no job that held a device, and left out")
@@ -185,9 +209,12 @@ def _spec(text: str, seed: int) -> "TraceSpec":
     from melodeon.sim.traces.generate import KINDS, TraceSpec
 
     kind, *parts = text.split(":")
-    rule = f"write {'|'.join(KINDS)}:JOBS, then :gap=TIME, :duration=TIME, :best-effort=SHARE or :tightness=LOW-HIGH"
-    if kind not in KINDS or not parts or not parts[0].isdigit():
-        raise UsageError(f"--generate {text} cannot be read: {rule}")
+    rule = (
+        f"write {'|'.join(KINDS)}:JOBS, a number of up to 9 digits, then :gap=TIME, :duration=TIME, "
+        ":best-effort=SHARE or :tightness=LOW-HIGH"
+    )
+    if kind not in KINDS or not parts or not _COUNT.fullmatch(parts[0]):
+        raise UsageError(f"--generate {_shown(text)} cannot be read: {rule}")
     values: dict[str, object] = {**KINDS[kind], "num_jobs": int(parts[0]), "seed": seed}
     for part in parts[1:]:
         key, _, value = part.partition("=")
@@ -202,9 +229,9 @@ def _spec(text: str, seed: int) -> "TraceSpec":
             elif key == "tightness" and dash:
                 values["tightness"] = (float(low), float(high))
             else:
-                raise UsageError(f"--generate {text} cannot be read at {part!r}: {rule}")
+                raise UsageError(f"--generate {_shown(text)} cannot be read at {_shown(part)!r}: {rule}")
         except ValueError:
-            raise UsageError(f"--generate {text} cannot be read at {part!r}: {rule}") from None
+            raise UsageError(f"--generate {_shown(text)} cannot be read at {_shown(part)!r}: {rule}") from None
     return TraceSpec(**values)  # type: ignore[arg-type]
 
 
@@ -243,6 +270,11 @@ def _usable(trace: "Trace", cluster: Cluster, notes: list[str]) -> "Trace":
     if len(fits) < len(trace.jobs):
         notes.append(f"{len(trace.jobs) - len(fits):,} jobs cannot run on any type of this cluster, and are left out")
     return replace(trace, jobs=fits)
+
+
+def _shown(text: str) -> str:
+    """An argument, as far as a sentence can hold it."""
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _rows(count: int) -> str:

@@ -22,8 +22,9 @@ from melodeon.cli.options import (
     Threads,
     Until,
 )
-from melodeon.cli.times import clock, flag
+from melodeon.cli.times import flag
 from melodeon.core.errors import Rejected, UsageError
+from melodeon.core.moments import day_and_clock
 from melodeon.viz.words import counted, duration
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def deadline_text(job: "JobInfo", now: float) -> str:
     """When it is due, and how that fits with what is planned."""
     assert job.deadline_at is not None, "only where there is a deadline"
     left = job.deadline_at - now
-    text = clock(job.deadline_at, now) + (f", in {duration(left)}" if left >= 0 else f", {duration(-left)} ago")
+    text = day_and_clock(job.deadline_at, now) + (f", in {duration(left)}" if left >= 0 else f", {duration(-left)} ago")
     text += " (soft)" if job.goal == "soft" else ""
     end = job.finished_at or job.planned_finish_at
     if end is None or job.phase.value in ENDED_OTHERWISE:
@@ -152,4 +153,8 @@ def next_try(command: str, first: str | None, flags: Mapping[str, object], job: 
     if job.earliest_deadline_at is not None:
         judged_at = job.finished_at or time.time()
         return command_line(command, first, flags, deadline=flag(max(0.0, job.earliest_deadline_at - judged_at)))
-    return command_line(command, first, flags, on_miss="soft") if job.goal == "hard" else "melodeon ps"
+    from melodeon.sched.quota import is_refusal
+
+    if job.goal != "hard" or is_refusal(job.why):
+        return "melodeon ps"  # one that ends makes room
+    return command_line(command, first, flags, on_miss="soft")

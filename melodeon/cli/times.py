@@ -1,14 +1,6 @@
 """Moments and lengths as people say them, and as a job's file says them."""
 
-from datetime import datetime
-
 from melodeon.viz.words import duration
-
-
-def clock(at: float, now: float) -> str:
-    """`22:10:05`, with its date where that is another day; of this machine's zone."""
-    then, today = datetime.fromtimestamp(at).astimezone(), datetime.fromtimestamp(now).astimezone()
-    return f"{then:%H:%M:%S}" if then.date() == today.date() else f"{then:%Y-%m-%d %H:%M:%S}"
 
 
 def away(at: float | None, now: float) -> str:

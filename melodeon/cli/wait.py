@@ -14,8 +14,8 @@ from melodeon.cli.cluster import RESTART_S, ClusterJob, connect, print_value, sa
 from melodeon.cli.job import Output, from_here, wants_json
 from melodeon.cli.jobfile import flags_of
 from melodeon.cli.submit import next_try
-from melodeon.cli.times import clock
 from melodeon.core.errors import Cancelled, MelodeonError, Rejected, Unreachable, UsageError
+from melodeon.core.moments import day_and_clock
 from melodeon.core.text import plain
 from melodeon.viz.words import duration, number
 
@@ -80,7 +80,7 @@ def _followed(cluster: "Cluster", info: "JobInfo", timeout_s: float | None, *, q
         for event in cluster.events(seen, job=info.id):
             seen = event.seq
             if event.kind not in UNTOLD:
-                print(f"{clock(event.at, time.time())}  {plain(event.text)}", file=sys.stderr, flush=True)
+                print(f"{day_and_clock(event.at, time.time())}  {plain(event.text)}", file=sys.stderr, flush=True)
         if info.phase.value in CODES or (until is not None and time.monotonic() >= until):
             return info
 

@@ -12,6 +12,7 @@ from melodeon.cli.jobfile import command_line, read_job
 from melodeon.cli.output import columns
 from melodeon.cli.policy import complete_policy
 from melodeon.cli.times import away
+from melodeon.core.errors import UsageError
 from melodeon.core.text import plain
 from melodeon.viz.words import duration
 
@@ -27,7 +28,7 @@ def whatif(
     policy: Annotated[
         str | None, typer.Option("--policy", "-p", help="Under this one.", autocompletion=complete_policy)
     ] = None,
-    deadline: Annotated[str | None, typer.Option(metavar="6h|DATE", help="For the one more job.")] = None,
+    deadline: Annotated[str | None, typer.Option(metavar="6h|DATE|none", help="For the one more job.")] = None,
     output: Output = "table",
 ) -> None:
     """Play the cluster forward, with another policy or one more job.
@@ -35,6 +36,8 @@ def whatif(
     Nothing is changed: the simulator goes on from how the cluster stands now.
     """
     as_json = wants_json(output)
+    if file is None and deadline is not None:
+        raise UsageError(f"--deadline {deadline} is for one more job, and none is named: give its FILE too")
     job = None if file is None else read_job(file, {"deadline": deadline})
     with connect() as cluster:
         found = cluster.whatif(policy=policy, job=job)

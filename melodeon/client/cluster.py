@@ -13,6 +13,7 @@ import msgspec
 from melodeon.client.follow import QUIET_S, follow
 from melodeon.client.transport import PATIENCE_S, Transport
 from melodeon.core import service
+from melodeon.core.errors import UsageError
 from melodeon.core.spec import Spec
 
 LOGS_WAIT_S = 20.0
@@ -202,5 +203,7 @@ class Cluster:
 
 def _path(job: str, what: str = "") -> str:
     """A job's route; its name is one part of the path, whatever is in it."""
+    if not job:
+        raise UsageError("job '' is no name: give a job's id, the beginning of it, or `last`")
     name = quote(job, safe="")
     return f"/jobs/{name}/{what}" if what else f"/jobs/{name}"

@@ -33,6 +33,7 @@ PATIENCE_S = 5.0
 ANSWER_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
 UNKNOWN_TOKEN = 401
+LAST_PORT = 65535
 BY_CODE: Mapping[int, type[MelodeonError]] = {
     2: UsageError,
     3: Rejected,
@@ -206,9 +207,11 @@ def checked_url(text: str) -> str:
     """A service's address as it is used."""
     try:
         url = httpx.URL(text.strip())
-    except httpx.InvalidURL:
+        url.host.encode("idna")  # as a socket will: no part of a name may be empty, nor too long
+    except (httpx.InvalidURL, UnicodeError):
         url = httpx.URL("")
-    if url.scheme not in ("http", "https") or not url.host:
+    is_whole = url.scheme in ("http", "https") and url.host and (url.port is None or 0 < url.port <= LAST_PORT)
+    if not is_whole or len(text.split()) > 1:
         raise UsageError(f"{text!r} is no address of a service: write one such as http://127.0.0.1:8470")
     return str(url).rstrip("/")
 

@@ -14,9 +14,9 @@ from melodeon.control.forecast import Standing
 from melodeon.control.infos import job_info, node_infos
 from melodeon.control.job import Job
 from melodeon.control.store import Answer
-from melodeon.control.story import day_and_clock
 from melodeon.control.turn import Turn
 from melodeon.core.errors import MelodeonError
+from melodeon.core.moments import day_and_clock
 from melodeon.core.service import JobInfo, Phase, Submission
 
 

@@ -74,7 +74,7 @@ class Controller:
         *,
         policy: str,
         state_dir: Path,
-        rules: Rules = NO_RULES,
+        rules: Callable[[], Rules] = lambda: NO_RULES,
         margin: float = 0.1,
         overheads: Overheads = LIVE,
         clock: Callable[[], float] = time.time,

@@ -25,12 +25,13 @@ from melodeon.control.events import (
 from melodeon.control.job import Job, submitted
 from melodeon.control.rounds import view_of
 from melodeon.control.specs import UNKNOWN, bounds, check_fits, must_measure, types_of
-from melodeon.control.story import day_and_clock
 from melodeon.control.turn import Turn
 from melodeon.core.cluster import NodeId
 from melodeon.core.errors import UsageError
+from melodeon.core.moments import day_and_clock
 from melodeon.core.service import Phase
 from melodeon.core.spec import Spec, read_spec
+from melodeon.sched.quota import is_refusal
 from melodeon.sim.clock import length
 
 EDITABLE = ("deadline", "on_miss", "priority", "workers", "steps", "epochs", "until")
@@ -265,6 +266,8 @@ def next_step(job: Job, now: float, *, editing: bool = False) -> str:
     """The command to go on with."""
     if job.phase is not Phase.REJECTED:
         return f"melodeon show {job.id}"
+    if is_refusal(job.why):
+        return "melodeon ps"
     if job.earliest_at is None:
         return "melodeon submit ... --on-miss soft"
     return f"melodeon {f'edit {job.id}' if editing else 'submit ...'} --deadline {seconds(job.earliest_at - now)}"

@@ -79,7 +79,7 @@ class Engine:
         cluster: Cluster,
         policy: str,
         state_dir: Path,
-        rules: Rules,
+        rules: Callable[[], Rules],
         margin: float,
         overheads: Overheads,
         clock: Callable[[], float],
@@ -93,11 +93,13 @@ class Engine:
             cluster=cluster,
             policy=make_policy(name),
             policy_name=name,
-            rules=rules,
+            rules=rules(),
             overheads=overheads,
             book=SpecBook(cluster, margin),
             margin=margin,
         )
+        self._rules = rules
+        """Asked in every turn: quotas may change while the service runs."""
         self.memory = TickState(accepted=accepted_of(self.state, self.clock.now()))
         self.sight = Sight({node.id: node.device_type for node in cluster.nodes})
         self.planned = Played()
@@ -220,7 +222,8 @@ class Engine:
         wishes, self._wishes = _this_turn(self._wishes)
         if self._wishes:
             self._stirred.set()
-        turn = Turn(self.state, self.clock.tick(), self.world, self.memory)
+        world = replace(self.world, rules=self._rules())
+        turn = Turn(self.state, self.clock.tick(), world, self.memory)
         for report in reports:
             self._take(turn, report)
         self._samples += self.sight.samples(iter(reports), turn.state, turn.now)
@@ -290,11 +293,14 @@ class Engine:
         if not turn.facts and not turn.answers and not (self._samples and flush):
             self._adopt(turn, self.seq)
             return
+        # Said first: what has no words is not stored, or it would stand in everybody's way for good.
+        news = [told(Entry(self.seq + number, turn.now, fact)) for number, fact in enumerate(turn.facts, 1)]
         turn.samples, self._samples, self._flushed = self._samples, [], turn.now
         failpoint("control.store.before")
         seq = await asyncio.get_running_loop().run_in_executor(self._writer, self._write, turn)
         failpoint("control.store.after")
         self._adopt(turn, seq)
+        self._tell(news)
 
     def _write(self, turn: Turn) -> int:
         """In the store's thread."""
@@ -309,16 +315,19 @@ class Engine:
         return seq
 
     def _adopt(self, turn: Turn, seq: int) -> None:
-        first = seq - len(turn.facts) + 1
         self.state, self.seq, self.world, self.memory = turn.state, seq, turn.world, turn.memory
         if turn.rounds:
             self._fresh, self._wake_at = False, turn.wake_at
             self.rounds, self.round_s = self.rounds + turn.rounds, turn.round_s
         if turn.facts:
             self._deadline_at = next_deadline(self.state)
-            self._recent += [told(Entry(first + i, turn.now, fact)) for i, fact in enumerate(turn.facts)]
-            news, self._news = self._news, asyncio.Event()
-            news.set()
+
+    def _tell(self, news: Sequence[EventInfo]) -> None:
+        """Whoever follows the log hears of what was stored."""
+        if news:
+            self._recent += news
+            heard, self._news = self._news, asyncio.Event()
+            heard.set()
 
     def _refuse(self, wishes: Sequence[desk.Wish], reports: list[Report], error: MelodeonError) -> None:
         """Nothing of this turn came to be."""

@@ -237,6 +237,7 @@ def _moved(job: Job, fact: Moved) -> Job:
 def _ended(job: Job, at: float, fact: Ended) -> Job:
     if fact.incarnation != job.incarnation or not job.alive:
         return job
+    was_edited = job.again
     job = replace(
         job,
         alive=False,
@@ -250,7 +251,7 @@ def _ended(job: Job, at: float, fact: Ended) -> Job:
     )
     if job.over:
         return job
-    if fact.status == "done":
+    if fact.status == "done" and not (was_edited and _is_short(job)):
         job = _given(replace(job, exit_code=fact.exit_code, digest=fact.digest), at, (), (), {})
         finished_at = at if fact.ended_at is None else max(job.submitted_at, min(at, fact.ended_at))
         return moved(job, Phase.DONE, finished_at=finished_at, why=fact.reason or "trained to its end")
@@ -267,6 +268,13 @@ def _ended(job: Job, at: float, fact: Ended) -> Job:
     if job.phase is Phase.PROFILING:
         return job
     return moved(job, Phase.WAITING)
+
+
+def _is_short(job: Job) -> bool:
+    """Whether its newest file asks for more than the run did that had not heard of it."""
+    if job.phase is Phase.CANCELLING:
+        return False
+    return job.total_steps is None or job.step < job.total_steps
 
 
 def _over(job: Job, at: float, phase: Phase, why: str, fact: Ended) -> Job:

@@ -103,7 +103,7 @@ async def serve(config: ServeConfig, ready: Callable[[Ready], None] | None = Non
             devices.cluster,
             policy=config.policy,
             state_dir=state,
-            rules=Rules(quotas=auth.quotas(config.quota)),
+            rules=lambda: Rules(quotas=auth.quotas(config.quota)),
             margin=config.margin,
         )
         undo.pop_all()  # the controller closes the store, and what comes now the port

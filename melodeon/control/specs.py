@@ -14,6 +14,7 @@ from melodeon.core.clusterview import JobState
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Curves, Goal, JobId, JobSpec
 from melodeon.core.spec import Spec, read_spec
+from melodeon.core.text import counted
 
 ASSUMED_S = 3600.0
 """How long a job is taken to last on its fewest workers while nobody knows its number of steps."""
@@ -48,17 +49,17 @@ def check_fits(spec: Spec, cluster: Cluster) -> None:
     most = max(bounds(spec, cluster, kind, UNKNOWN)[1] for kind in kinds)
     if spec.min_workers > most:
         raise UsageError(
-            f"workers: it needs at least {spec.min_workers} and the cluster has {most} devices that it may use: allow "
-            "fewer"
+            f"workers: it needs at least {spec.min_workers} and the cluster has {counted(most, 'device')} that it may "
+            "use: allow fewer"
         )
 
 
 def length_of(job: Job, spec: Spec, known: Known) -> int | None:
     """Its number of steps; None: not known yet."""
+    if job.total_steps is not None:
+        return job.total_steps  # what its workers say: a script may end before the steps that its file allows
     if spec.steps is not None:
         return spec.steps
-    if job.total_steps is not None:
-        return job.total_steps
     per_epoch = job.steps_per_epoch or known.steps_per_epoch
     return spec.epochs * per_epoch if spec.epochs and per_epoch else None
 

@@ -4,13 +4,13 @@ Times are of this machine's zone. Only what the log says is told; nothing is wor
 """
 
 from collections.abc import Iterable
-from datetime import datetime
 
 from msgspec import to_builtins
 
 from melodeon.control import events
 from melodeon.control.events import AnyFact, Entry, SlotTable, kind_of
 from melodeon.control.job import Job, step, submitted
+from melodeon.core.moments import day_and_clock
 from melodeon.core.service import EventInfo, Phase, Sentence
 from melodeon.core.text import counted
 from melodeon.sim.clock import length
@@ -28,17 +28,6 @@ def told(entry: Entry) -> EventInfo:
     return EventInfo(
         seq=entry.seq, at=entry.at, kind=kind_of(fact), job=fact.job, text=sentence(fact, entry.at), values=values
     )
-
-
-def clock(at: float) -> str:
-    """22:10:05."""
-    return f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S}"
-
-
-def day_and_clock(at: float, now: float) -> str:
-    """22:10:05, or with its date where that is another day."""
-    then, today = datetime.fromtimestamp(at).astimezone(), datetime.fromtimestamp(now).astimezone()
-    return f"{then:%H:%M:%S}" if then.date() == today.date() else f"{then:%Y-%m-%d %H:%M:%S}"
 
 
 def where(slots: SlotTable) -> str:

@@ -17,6 +17,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One agent of one job."""
 
     job: str
+    run: str
+    """Made anew whenever the job is started: a store that jobs share keeps nothing of one of the same name for it."""
     agent: str
     """Its id, unique in the job; the same again when it is started again."""
     host: str
@@ -59,8 +61,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def prefix(self) -> str:
-        """The beginning of all keys of this job."""
-        return f"melodeon/{self.job}/"
+        """The beginning of all keys of this run of the job."""
+        return f"melodeon/{self.job}/{self.run}/"
 
     def token(self) -> str:
         """The secret, from where it is kept."""

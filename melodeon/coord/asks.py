@@ -73,8 +73,21 @@ def _out(turn: Turn, ask: Ask) -> None:
     )
 
 
+def _named(values: dict[str, Any]) -> list[int]:
+    raw = values.get("workers")
+    if raw is None:
+        return []
+    if not isinstance(raw, list | tuple) or not all(type(worker) is int for worker in raw):
+        raise ValueError(f"workers={raw!r} must be a list of whole numbers, such as [0, 2]")
+    if not raw:
+        raise ValueError("workers=[] names nobody: name at least one, or leave it out")
+    if len(set(raw)) < len(raw):
+        raise ValueError(f"workers={raw!r} must name each worker once")
+    return list(raw)
+
+
 def _in(turn: Turn, ask: Ask) -> None:
-    workers = [int(worker) for worker in ask.values.get("workers") or []]
+    workers = _named(ask.values)
     count = _number(ask.values, "n", len(workers) or 1)
     reason = f"scale in by {len(workers) or count} was asked for"
     turn.state.queue.append(Change(what="scale_in", reason=reason, ask=ask.id, count=count, workers=workers))

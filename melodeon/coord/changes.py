@@ -10,6 +10,7 @@ from melodeon.coord.hybrid import decide
 from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
 from melodeon.coord.messages import Phase
 from melodeon.coord.placing import begin_place, is_placed, lose_newcomer, pursue_place, stay
+from melodeon.coord.profiling import drop_profile
 from melodeon.coord.views import (
     alive,
     counts_for,
@@ -51,6 +52,22 @@ def _begin(turn: Turn, change: Change) -> None:
         change.notes.append(refusal)
         _drop_newcomers(turn, change)
         finish(turn, change, ok=False)
+    elif not refusal and change.what in SIZERS and state.profile is not None:
+        _interrupt_profile(turn, change)
+
+
+def _interrupt_profile(turn: Turn, change: Change) -> None:
+    """The change says how large the job is: a walk over sizes ends, and does not go back from here."""
+    state = turn.state
+    for walk in [queued for queued in state.queue if queued.what == "resize"]:
+        state.queue.remove(walk)
+        _drop_newcomers(turn, walk)
+        turn.move_change(walk, Stage.OVER)
+    if change.what != "scale":
+        # The others count from the size that the walk had come to, and from those that are being replaced.
+        due = state.owed + sum(queued.count for queued in state.queue if queued.what == "replace")
+        state.wanted = max(1, len(seated(state)) + len(change.adding) - len(change.removing) + due)
+    drop_profile(turn, change.reason)
 
 
 def _advance(turn: Turn, change: Change) -> bool:
@@ -76,10 +93,11 @@ def _advance(turn: Turn, change: Change) -> bool:
         return True
     same = set(target) == set(seated(state))
     if same and (change.what != "rebalance" or change.views or counts_for(state, target) == _counts(state)):
-        finish(turn, change, ok=change.what != "place" or is_placed(state, change))
+        finish(turn, change, ok=_is_fulfilled(state, change))
         return True
     if change.what in GROWERS:
-        _set_batch(turn, target)
+        # By way of a view with one who leaves: what counts is how many there are in the end.
+        _set_batch(turn, len({*target, *change.adding} - {*change.removing}))
     propose(turn, target, planned=True, reason=change.reason)
     change.views += 1
     turn.move_change(change, Stage.SWITCHING)
@@ -98,6 +116,13 @@ def _target(state: MasterState, change: Change) -> list[int]:
     return [*stay, *fresh][: state.virtual_workers]
 
 
+def _is_fulfilled(state: MasterState, change: Change) -> bool:
+    """What was asked for has come about; a loss among those who were there before is another matter."""
+    if change.what == "place":
+        return is_placed(state, change)
+    return change.what not in ("scale_out", "scale") or not change.notes
+
+
 def finish(turn: Turn, change: Change, *, ok: bool) -> None:
     """The change is over; its ask is answered now, or with the pauses of the view that it ended with."""
     state = turn.state
@@ -106,6 +131,8 @@ def finish(turn: Turn, change: Change, *, ok: bool) -> None:
     notes = " ".join(change.notes)
     size = len(seated(state))
     if not ok:
+        if notes and change.views:
+            notes += f" The job has {counted(size, 'worker')}."
         turn.record("change_failed", what=change.what, reason=change.reason, text=notes)
         turn.answer(change.ask, False, notes or f"{change.what} could not be done")
         return
@@ -185,15 +212,15 @@ def _counts(state: MasterState) -> tuple[int, ...]:
     return state.view.assignment.counts if state.view else ()
 
 
-def _set_batch(turn: Turn, target: list[int]) -> None:
-    """Hybrid scaling: the batch that the next generation trains with."""
+def _set_batch(turn: Turn, size: int) -> None:
+    """Hybrid scaling: the batch that the next generation trains with, on the way to so many workers."""
     state = turn.state
     hybrid = state.config.hybrid
     if hybrid is None:
         return
     factor, _ = state.batch
     curves = {**hybrid.curves, **state.curves}
-    decision = decide(curves, factor, len(seated(state)), len(target), hybrid.max_factor)
+    decision = decide(curves, factor, len(seated(state)), size, hybrid.max_factor)
     if decision.factor != factor:
         state.batch = (decision.factor, state.generation + 1)
         state.paces = {}  # a step is another amount of work from now on
@@ -204,13 +231,15 @@ def _begin_out(turn: Turn, change: Change) -> str:
     state = turn.state
     size, most = len(seated(state)), room(state)
     if change.what == "replace":
-        change.count = min(change.count, most - size, state.wanted - size)
+        wanted = max(state.wanted, state.profile.size if state.profile else 0)  # a size that is being measured counts
+        change.count = min(change.count, most - size, wanted - size)
         if change.count < 1:
             return "no replacement is needed any more"
     if change.count < 1 or size + change.count > most:
         return (
             f"{size} + {change.count} workers cannot be: the job may have at most {most} "
-            f"({state.virtual_workers} virtual workers, at least one each); ask for {max(0, most - size)} or fewer"
+            f"({counted(state.virtual_workers, 'virtual worker')}, at least one each); ask for {max(0, most - size)} "
+            "or fewer"
         )
     if change.on and change.on not in state.agents:
         return f"there is no agent {change.on!r}: choose one of {', '.join(sorted(state.agents)) or 'none'}"
@@ -257,7 +286,8 @@ def _begin_scale(turn: Turn, change: Change) -> str:
     size, most, least = len(seated(state)), room(state), max(1, state.config.min_workers)
     wish = change.count
     if not least <= wish <= most:
-        return f"{wish} workers cannot be: choose {least} to {most} for {state.virtual_workers} virtual workers"
+        virtual = counted(state.virtual_workers, "virtual worker")
+        return f"{counted(wish, 'worker')} cannot be: choose {least} to {most} for {virtual}"
     change.count = abs(wish - size)
     step = _begin_out if wish > size else _begin_in
     refusal = step(turn, change) if wish != size else ""
@@ -325,5 +355,7 @@ BEGIN: dict[str, Callable[[Turn, Change], str]] = {
 
 # What people ask for may change the batch: not a replacement of who was lost, nor the sizes that a profile walks.
 GROWERS = frozenset({"scale_out", "scale", "place"})
+# What is more than a step of a profile, and ends it. (`place` does so when it is asked for.)
+SIZERS = frozenset({"scale_out", "scale_in", "scale", "migrate", "preempt"})
 # What a change of these kinds does depends on its newcomers.
 ADDERS = frozenset({"scale_out", "replace", "migrate"})

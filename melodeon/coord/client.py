@@ -114,6 +114,12 @@ class JobHandle:
             what=what,
             values={name: value for name, value in (values or {}).items() if value is not None},
         )
+        try:
+            pack(ask)
+        except OverflowError:
+            raise UsageError(
+                f"{what} with {ask.values} holds a number that nobody can read: give numbers below 2**63"
+            ) from None
         begun = seen = time.monotonic()
         with _Calls(self._entry.agents, self._first) as calls:
             while True:

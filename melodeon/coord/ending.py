@@ -6,6 +6,7 @@ from melodeon.coord.messages import Phase
 from melodeon.coord.profiling import drop_profile
 from melodeon.coord.switching import tell_switch
 from melodeon.coord.views import concerned, seated
+from melodeon.core.text import counted
 
 
 def end_job(turn: Turn, outcome: str, text: str, digest: str = "") -> None:
@@ -50,7 +51,7 @@ def judge_done(turn: Turn) -> None:
         return
     if not _on_the_way(turn):
         outcome = "stopped" if state.phase is JobPhase.STOPPING else "done"
-        end_job(turn, outcome, f"{outcome} after {steps} steps", digests[0] if digests else "")
+        end_job(turn, outcome, f"{outcome} after {counted(steps, 'step')}", digests[0] if digests else "")
         return
     if turn.due("done", state.config.done_s) or _left_alone(turn):
         state.torn = state.torn or "others have trained to the end, the rest regroups to follow"

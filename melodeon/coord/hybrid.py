@@ -2,16 +2,23 @@
 
 `N_opt(k)` is the number of workers at which a total batch of `k` times the present one trains fastest. On growing from
 N to N' workers the smallest k in 1, 2, 4, ... with N_opt(k) >= N' is taken, and never more than N'/N, so that no worker
-gets more samples than before. The learning rate follows the batch linearly over T steps. It changes the result, so it
-is asked for, and every change is recorded: the same sequence of sizes gives the same batches and rates.
+gets more samples than before. The paper takes N_opt as known. Where a curve still rises at its last point, N_opt lies
+beyond it: that batch is tried, as the paper tries strong scaling first, since a larger one has its price. The learning
+rate follows the batch linearly over T steps. It changes the result, so it is asked for, and every change is recorded:
+the same sequence of sizes gives the same batches and rates.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from melodeon.core.text import counted
+
 Curves = Mapping[int, Mapping[int, float]]
 """Batch factor -> number of workers -> throughput (steps or samples a second; only the best of one factor matters)."""
+
+GAIN = 1.05
+"""More workers must be at least this much faster to be worth it; less is a curve that has levelled out."""
 
 
 class HybridConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +42,12 @@ def best_size(curve: Mapping[int, float]) -> int:
     return min(curve, key=lambda size: (-curve[size], size))
 
 
+def still_rises(curve: Mapping[int, float]) -> bool:
+    """Nothing says that more workers than were measured would not be faster still."""
+    *fewer, most = sorted(curve)
+    return curve[most] >= GAIN * max((curve[size] for size in fewer), default=0.0)
+
+
 def decide(curves: Curves, factor: int, old_size: int, new_size: int, max_factor: int = 64) -> Decision:
     """The batch factor after a change from `old_size` to `new_size` workers."""
     if new_size <= old_size:
@@ -47,6 +60,13 @@ def decide(curves: Curves, factor: int, old_size: int, new_size: int, max_factor
                 return Decision(factor, f"no scaling curve is known for batch factor {factor}: the batch is kept")
             break
         if best_size(curve) >= new_size:
+            break
+        if still_rises(curve):
+            if k == 1:
+                why = (
+                    f"batch factor {factor} still gains at {counted(max(curve), 'worker')}, and more were not measured"
+                )
+                return Decision(factor, f"{why}: the batch is kept")
             break
         k *= 2
     if k == 1:

@@ -6,6 +6,7 @@ import resource
 
 from melodeon.coord.niceness import stand_back
 from melodeon.core.errors import UsageError
+from melodeon.core.text import counted
 
 MOST_FILES = 1 << 16
 BEHIND = 10
@@ -53,8 +54,8 @@ def become(user: pwd.struct_passwd) -> None:
 
 
 def in_words(size: int) -> str:
-    """`512 MiB`, `4 GiB`."""
+    """`512 MiB`, `4 GiB`, `1 byte`."""
     for unit, worth in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if size >= worth:
             return f"{size / worth:.3g} {unit}"
-    return f"{size} bytes"
+    return counted(size, "byte")

@@ -208,6 +208,8 @@ class Profile(msgspec.Struct, kw_only=True):
     sizes: list[int]
     """Still to be measured, smallest first."""
     back_to: int
+    wanted: int = 0
+    """How many workers were wanted at the start: fewer later, and somebody was lost for good."""
     steps: int = 20
     warmup: int = 3
     size: int = 0

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from melodeon.coord.master_state import Change, MasterState, Turn
 from melodeon.coord.views import Place, alive, in_use, places, room, seated, start_worker
+from melodeon.core.text import counted
 
 Slots = Mapping[str, list[int]]
 
@@ -46,8 +47,8 @@ def refusal(state: MasterState, slots: Slots) -> str:
     count, most, least = len(places(slots)), room(state), max(1, state.config.min_workers)
     if not least <= count <= most:
         return (
-            f"{count} slots cannot be: choose {least} to {most} for {state.virtual_workers} virtual workers, "
-            "one worker each"
+            f"{counted(count, 'slot')} cannot be: choose {least} to {most} for "
+            f"{counted(state.virtual_workers, 'virtual worker')}, one worker each"
         )
     if state.virtual_workers == 1 and not any(_place(state, worker) in places(slots) for worker in seated(state)):
         return "a job with virtual_workers=1 cannot move: its state is copied inside a view of two; raise it to 2"

@@ -1,18 +1,18 @@
 """`profile(min, max)`: walk the sizes min, 2 min, ... max, measure each, stop where more workers do not help, go back.
 
-Rates are medians over stretches of steps as they were reported, after a warm-up. The job trains on all the while.
+Rates are medians over stretches of steps as they were reported, after a warm-up. The job trains on all the while. What
+says how large the job is (a wish, a device given back, a loss that is not made good) ends the walk where it is.
 """
 
 from itertools import pairwise
 from statistics import median
 
-from melodeon.coord.master_state import Change, Profile, Turn
+from melodeon.coord.hybrid import GAIN
+from melodeon.coord.master_state import Change, MasterState, Profile, Turn
 from melodeon.coord.status import committed
 from melodeon.coord.views import room, seated
 from melodeon.core.text import counted
 
-GAIN = 1.05
-"""The next size must be at least this much faster to be worth going on."""
 STRETCHES = 5
 
 
@@ -36,7 +36,7 @@ def begin_profile(turn: Turn, ask: str, smallest: int, largest: int, steps: int)
         sizes = [smallest]
         while sizes[-1] * 2 <= largest:
             sizes.append(sizes[-1] * 2)
-        state.profile = Profile(ask=ask, sizes=sizes, back_to=len(seated(state)), steps=steps)
+        state.profile = Profile(ask=ask, sizes=sizes, back_to=len(seated(state)), wanted=state.wanted, steps=steps)
         turn.dirty = True
 
 
@@ -44,10 +44,17 @@ def run_profile(turn: Turn) -> None:
     """One look: on the way to a size, measuring it, or through."""
     state = turn.state
     profile = state.profile
-    if profile is None or state.current is not None or state.queue or state.torn:
+    if profile is None:
         return
     size = len(seated(state))
-    if profile.size == 0:
+    if profile.size and size != profile.size:
+        profile.marks = []  # whoever comes in place of the lost one, this size is measured afresh
+    if state.current is not None or state.queue or state.torn:
+        return
+    if _lost(state, profile):
+        state.wanted = max(1, size)
+        drop_profile(turn, f"a worker was lost and is not replaced, so the job goes on with {counted(size, 'worker')}")
+    elif profile.size == 0:
         if not profile.sizes:
             _end(turn, profile)
         elif size == profile.sizes[0]:
@@ -64,10 +71,21 @@ def run_profile(turn: Turn) -> None:
 
 
 def drop_profile(turn: Turn, why: str) -> None:
-    """End a walk that cannot be completed."""
-    if turn.state.profile is not None:
-        turn.answer(turn.state.profile.ask, False, f"the profile was not completed: {why}")
-        turn.state.profile = None
+    """End a walk where it is; what it has measured is told."""
+    profile = turn.state.profile
+    if profile is None:
+        return
+    if profile.size == 0 and not profile.sizes and profile.rates:
+        _tell(turn, profile)  # it was only on its way back
+        return
+    turn.state.profile = None
+    so_far = f"; {_figures(profile)}" if profile.rates else ""
+    turn.answer(profile.ask, False, f"the profile was interrupted: {why}{so_far}", rates=_rates(profile))
+
+
+def _lost(state: MasterState, profile: Profile) -> bool:
+    """Somebody is gone for good: less is wanted, or, where one is wanted anyway, fewer are there than were measured."""
+    return state.wanted < profile.wanted or (len(seated(state)) < profile.size and not state.owed)
 
 
 def _go_to(turn: Turn, profile: Profile, size: int) -> None:
@@ -114,8 +132,19 @@ def _end(turn: Turn, profile: Profile) -> None:
         reason = f"the profile is complete: back to {counted(profile.back_to, 'worker')}"
         state.queue.append(Change(what="resize", reason=reason, count=profile.back_to))
         return
-    state.profile = None
+    _tell(turn, profile)
+
+
+def _tell(turn: Turn, profile: Profile) -> None:
+    turn.state.profile = None
+    text = _figures(profile) if profile.rates else "no size could be measured: ask for sizes that fit"
+    turn.answer(profile.ask, bool(profile.rates), text, rates=_rates(profile))
+
+
+def _figures(profile: Profile) -> str:
     figures = ", ".join(f"{size}: {rate:.2f}" for size, rate in profile.rates.items())
-    rates = {str(size): rate for size, rate in profile.rates.items()}
-    text = f"steps a second by workers: {figures}" if figures else "no size could be measured: ask for sizes that fit"
-    turn.answer(profile.ask, bool(rates), text, rates=rates)
+    return f"steps a second by workers: {figures}"
+
+
+def _rates(profile: Profile) -> dict[str, float]:
+    return {str(size): rate for size, rate in profile.rates.items()}

@@ -1,20 +1,23 @@
 """The jobs that run on this machine, as one small file each, so that other terminals find them.
 
 The launcher writes its job's entry and removes it at the end. An entry whose launcher is gone is nobody's: it is not
-listed, and swept up in passing. The folder belongs to one user and is closed to others; whoever can read it can talk to
-the jobs.
+listed, and swept up in passing. Whoever changes an entry holds the folder's lock. The folder belongs to one user and is
+closed to others; whoever can read it can talk to the jobs.
 """
 
+import contextlib
 import difflib
+import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from melodeon.coord.marks import started
-from melodeon.core.errors import MelodeonError, NotFound
+from melodeon.core.errors import MelodeonError, NotFound, UsageError
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,38 +60,78 @@ def folder() -> Path:
     return jobs
 
 
-def write(entry: Entry) -> None:
-    """Add a job, or say something new of it."""
+def require_free(job: str, run_dir: Path) -> None:
+    """Refuse an id under which a job runs that has another folder."""
+    known = _read(folder() / f"{job}.json")
+    if known is not None and known.is_alive and Path(known.run_dir) != run_dir.resolve():
+        raise UsageError(f"job {job!r} runs already in {known.run_dir}: give another --name")
+
+
+def write(entry: Entry, *, alone: bool = False) -> None:
+    """Add a job, or say something new of it; `alone`: not while another runs under its id."""
     path = folder() / f"{entry.id}.json"
     temporary = path.with_name(f".{entry.id}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor, so that the mode is right from the start
-        file.write(msgspec.json.encode(entry))
-    temporary.replace(path)
+    with _locked():
+        if alone:
+            require_free(entry.id, Path(entry.run_dir))
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor, so that the mode is right from the start
+            file.write(msgspec.json.encode(entry))
+        temporary.replace(path)
 
 
-def remove(job: str) -> None:
-    """Take a job off the list."""
-    (folder() / f"{job}.json").unlink(missing_ok=True)
+def remove(job: str, run_dir: Path | None = None) -> None:
+    """Take a job off the list, where a folder is named only the one that runs there."""
+    path = folder() / f"{job}.json"
+    with _locked():
+        known = _read(path)
+        if run_dir is None or known is None or Path(known.run_dir) == run_dir:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Nobody else changes an entry meanwhile."""
+    fd = os.open(folder() / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path) -> Entry | None:
+    """The entry, or None where there is none, or one of another version."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Entry)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def entries() -> list[Entry]:
     """The running jobs, oldest first."""
     found = []
     for path in folder().glob("*.json"):
-        try:
-            entry = msgspec.json.decode(path.read_bytes(), type=Entry)
-        except (OSError, msgspec.MsgspecError):
-            continue  # removed meanwhile, or written by another version
-        if entry.is_alive:
+        entry = _read(path)
+        if entry is not None and entry.is_alive:
             found.append(entry)
-        else:
-            path.unlink(missing_ok=True)
+        elif entry is not None:
+            _sweep(path)
     return sorted(found, key=lambda entry: (entry.created, entry.id))
+
+
+def _sweep(path: Path) -> None:
+    """Remove a dead job's entry, unless a new one has taken its place."""
+    with _locked():
+        entry = _read(path)
+        if entry is not None and not entry.is_alive:
+            path.unlink(missing_ok=True)
 
 
 def find(job: str | Path | None = None) -> Entry:
     """A running job by its id, the beginning of it, or its run folder; None or `last`: the newest."""
+    if job == "":  # the beginning of any id
+        raise UsageError("job '' is no name: give a job's id, the beginning of it, or `last`")
     running = entries()
     if not running:
         raise NotFound(

@@ -50,6 +50,6 @@ def parse_history(text: str, where: str) -> BatchHistory:
         entries = [(row["step"], row["factor"]) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f'{where} holds no batch history ({error}): it looks like {{"history": [{{"step": 100, "factor": 2}}]}}'
+            f'{where} holds no batch history: it looks like {{"history": [{{"step": 100, "factor": 2}}]}}'
         ) from error
     return check_history(entries)

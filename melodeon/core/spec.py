@@ -32,6 +32,7 @@ TYPE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 UNTIL = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_.]{0,60})\s*(?P<relation><=|>=|<|>)\s*(?P<value>\S+)")
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhdw])\s*")
+FARTHEST_S = 1000 * 365.25 * UNITS["d"]
 BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 RESERVED = ("MELODEON_",)
 """Beginnings of variables that a job may not set: the launcher speaks to its workers through them."""
@@ -141,6 +142,8 @@ def moment(text: str, now: float) -> float:
     at = now + seconds if (seconds := _seconds(text)) is not None else _date(text)
     if at <= now:
         raise UsageError(f"deadline {text!r} is past: give a time to come, such as 6h")
+    if at > now + FARTHEST_S:
+        raise UsageError(f"deadline {text!r} is more than a thousand years away: give a nearer one, or none")
     return at
 
 
@@ -154,11 +157,11 @@ def _seconds(text: str) -> float | None:
 def _date(text: str) -> float:
     try:
         found = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return (found if found.tzinfo else found.astimezone()).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):  # the first and the last day of the calendar are not there in every zone
         raise UsageError(
             f"deadline {text!r} is no time: write 90s, 30m, 6h, 2d, 1h30m, or a date such as 2026-12-01T08:00"
         ) from None
-    return (found if found.tzinfo else found.astimezone()).astimezone(UTC).timestamp()
 
 
 # -- one reader for each field: (field, raw value) -> value --

@@ -49,7 +49,7 @@ class Partitioned(Dataset[Any]):
             raise UsageError(f"block={block!r} must be a whole number of at least 1, the samples read in one go")
         if not callable(open):
             raise UsageError(f"open={open!r} cannot be called: give a function from a partition's name to its samples")
-        self.catalogue = Catalogue.of(partitions)
+        self.catalogue = Catalogue.of(_pairs(partitions))
         self.mode = mode
         self.block = block
         self._open = open
@@ -69,6 +69,8 @@ class Partitioned(Dataset[Any]):
 
         Lines are counted unless `counts` gives them, by the files' paths in the folder.
         """
+        if not callable(parse):
+            raise UsageError(f"parse={parse!r} cannot be called: give a function from a line to a sample")
         found = files.list_files(folder, pattern)
         return cls(
             files.listed(found, counts, files.count_lines), lambda name: files.read_lines(found[name], parse), **options
@@ -135,3 +137,14 @@ class Partitioned(Dataset[Any]):
     def read_ahead(self) -> ReadAhead:
         """A reader with a thread of its own."""
         return ReadAhead(self._open, {part.name: part.num_samples for part in self.catalogue.partitions})
+
+
+def _pairs(partitions: object) -> list[tuple[str, int]]:
+    given = partitions.items() if isinstance(partitions, Mapping) else partitions
+    if not isinstance(given, Iterable):
+        raise UsageError(f"partitions={given!r} lists nothing: give pairs of name and number of samples, or a mapping")
+    pairs = list(given)
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise UsageError(f"{pair!r} in partitions is no pair of name and number of samples, like ('a', 100)")
+    return pairs

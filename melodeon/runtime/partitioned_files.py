@@ -13,10 +13,20 @@ CHUNK = 1 << 20
 
 def list_files(folder: str | Path, pattern: str) -> dict[str, Path]:
     """The files of a folder that match, by their path in it, sorted: the same on every worker."""
+    if not isinstance(folder, str | Path):
+        raise UsageError(f"folder={folder!r} must be a path: give the folder that holds the partitions")
     root = Path(folder)
     if not root.is_dir():
         raise NotFound(f"{str(folder)!r} is not a folder: give the folder that holds the partitions")
-    found = {path.relative_to(root).as_posix(): path for path in sorted(root.glob(pattern)) if path.is_file()}
+    if not isinstance(pattern, str):
+        raise UsageError(f"pattern={pattern!r} must be a text: give one like '*.txt', for paths in the folder")
+    try:
+        matches = sorted(root.glob(pattern))
+    except (ValueError, NotImplementedError) as error:  # an empty one, or one that does not begin in the folder
+        raise UsageError(
+            f"pattern={pattern!r} cannot be ({error}): give one like '*.txt', for paths in the folder"
+        ) from error
+    found = {path.relative_to(root).as_posix(): path for path in matches if path.is_file()}
     if not found:
         raise NotFound(f"no file in {str(folder)!r} matches {pattern!r}: every file that matches is one partition")
     return found
@@ -26,10 +36,18 @@ def listed(files: Mapping[str, Path], counts: Mapping[str, int] | None, count: C
     """How many samples each file has: as told, or counted."""
     if counts is None:
         return {name: count(path) for name, path in files.items()}
+    if not isinstance(counts, Mapping):
+        raise UsageError(
+            f"counts={counts!r} must be a mapping, from a file's path in the folder to its number of samples"
+        )
     missing = [name for name in files if name not in counts]
     if missing:
         raise UsageError(
             f"counts has no number for {missing[0]!r}: give one for every file, or none to have them counted"
+        )
+    if unknown := [name for name in counts if name not in files]:
+        raise UsageError(
+            f"counts has a number for {unknown[0]!r}, and no such file matches: give one for every file, and no others"
         )
     return {name: counts[name] for name in files}
 

@@ -5,6 +5,7 @@ starts again at nothing in both.
 """
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import NamedTuple
 
 from melodeon.core.clusterview import ClusterView, JobState
@@ -29,7 +30,7 @@ Standings = Mapping[JobId, Standing]
 
 def check_queues(thresholds_s: tuple[float, ...], promote: float | None) -> None:
     """Queues need limits that ascend, and somebody who waits a while before it is promoted."""
-    numbers = not isinstance(thresholds_s, str)
+    numbers = isinstance(thresholds_s, tuple) and all(isinstance(t, int | float) and isfinite(t) for t in thresholds_s)
     if not numbers or list(thresholds_s) != sorted(thresholds_s) or not all(t > 0 for t in thresholds_s):
         raise UsageError(
             f"thresholds_s={thresholds_s} cannot be: they are numbers above 0 that ascend, written 3250+7200"

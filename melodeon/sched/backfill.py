@@ -12,7 +12,7 @@ from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
 from melodeon.sched.estimate import Offer, seconds_left
-from melodeon.sched.gang import Room
+from melodeon.sched.gang import Room, granted
 from melodeon.sched.policy import Decision
 
 Ends = dict[DeviceType, list[tuple[float, int]]]
@@ -58,7 +58,7 @@ class Backfill:
             if counts is None:
                 head = head or reserve(view, room, ends, job, wants)
                 continue
-            why = "next of the queue, and what it requested is free"
+            why = f"next of the queue, and {granted(job.spec, counts[0][1])}"
             if head is not None:
                 why = f"it passes {head.job}, which starts no later for it (in {head.start_s - view.now_s:.0f} s)"
                 head = _after(view, job, counts[0], head)

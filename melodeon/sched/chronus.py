@@ -19,11 +19,14 @@ from melodeon.sched.edf_rules import deadline
 from melodeon.sched.estimate import Offer, seconds_left
 from melodeon.sched.gang import Room, staying
 from melodeon.sched.leases import Bounds, Claim, solve
-from melodeon.sched.policy import Decision
+from melodeon.sched.policy import Decision, check_period
 
 WEIGHTS = {Goal.HARD: 1.0, Goal.SOFT: 0.5}
 PROMISED = 20.0
 """A job that was chosen before weighs so many times as much, so that newcomers do not push it out."""
+
+MOST_NODES = 2**31 - 1
+"""The solver counts in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,11 @@ class Chronus:
     in which its deadline lies is of no use to it."""
 
     def __post_init__(self) -> None:
-        if self.lease_s <= 0 or self.max_jobs < 1 or self.max_nodes < 1 or self.time_limit_s <= 0:
+        check_period("lease_s", self.lease_s)
+        if self.max_jobs < 1 or self.time_limit_s <= 0:
             raise UsageError(f"{self}: every option must be above 0")
+        if not 1 <= self.max_nodes <= MOST_NODES:
+            raise UsageError(f"max_nodes={self.max_nodes} must be from 1 to {MOST_NODES}: 200 is usual")
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """At a boundary new leases; in between, everybody keeps its own and the free devices are used."""

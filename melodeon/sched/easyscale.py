@@ -24,6 +24,9 @@ from melodeon.sched.easyscale_memory import Memory, fall_back, remember
 from melodeon.sched.estimate import ladders
 from melodeon.sched.policy import Decision
 
+MOST_GROWTH = 1e6
+"""A job that grows so much at once takes any cluster whole."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EasyScaleHeter:
@@ -48,8 +51,10 @@ class EasyScaleHeter:
     def __post_init__(self) -> None:
         if not 0 <= self.max_waste < 1 or not 0 <= self.tolerance < 1:
             raise UsageError(f"max_waste={self.max_waste} and tolerance={self.tolerance} are shares: both in [0, 1)")
-        if self.top_k < 1 or not self.growth > 1:
-            raise UsageError(f"top_k={self.top_k} must be at least 1 and growth={self.growth} above 1")
+        if self.top_k < 1 or not 1 < self.growth <= MOST_GROWTH:
+            raise UsageError(
+                f"top_k={self.top_k} must be at least 1 and growth={self.growth} above 1, at most {MOST_GROWTH:g}"
+            )
         if self.trial_s < 0 or (self.linear and not self.trial_s):
             raise UsageError(f"trial_s={self.trial_s} must not be negative, and above 0 with linear: 60 is usual")
 

@@ -1,12 +1,14 @@
 """Earliest deadline first with admission control: a newcomer must fit into the schedule without making anybody late.
 
 The schedule is that of plain EDF played forward: in order of deadline every job takes at each moment as many devices as
-help it, or as many as the earlier deadlines leave, and stands still for a pause whenever their number changes.
+help it, or as many as the earlier deadlines leave, on the type that the policy would choose then, and stands still for
+a pause whenever they change.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -14,9 +16,13 @@ from melodeon.core.cluster import DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import Goal, JobId
 from melodeon.core.plan import Verdict
-from melodeon.sched.edf_rules import deadline, in_order, sizes
+from melodeon.sched.edf_rules import best, deadline, in_order, sizes
 from melodeon.sched.policy import Decision
 from melodeon.sched.profile import Profile
+
+INFINITE = float("inf")
+ROUNDING_S = 1e-5
+"""A job that was admitted to end at its deadline is not late, and no longer minded, for a sum that is a bit higher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +37,14 @@ class EdfAdmission:
         if job.spec.goal is not Goal.HARD:
             return Verdict(job.spec.id, admitted=True, why="only hard deadlines are judged"), state
         newcomer = replace(job, admitted_s=view.now_s)
-        before = _late(view, view.admitted, self.widest)
-        after = _late(view, (*view.admitted, newcomer), self.widest)
-        if after <= before:
+        before = _ends(view, view.admitted, self.widest)
+        after = _ends(view, (*view.admitted, newcomer), self.widest)
+        late = [
+            name for name, (end_s, due_s) in after.items() if end_s > due_s and _was_better(before.get(name), end_s)
+        ]
+        if not late:
             return Verdict(job.spec.id, admitted=True, why="its deadline and all others can be met in EDF order"), state
-        why = "in EDF order it would be late" if job.spec.id in after else "in EDF order it would make another job late"
+        why = "in EDF order it would be late" if job.spec.id in late else "in EDF order it would make another job late"
         return Verdict(job.spec.id, admitted=False, why=why), state
 
     def decide(self, view: ClusterView, state: object) -> Decision:
@@ -43,44 +52,55 @@ class EdfAdmission:
         return Decision(in_order(view, self.widest, " among those admitted"), state)
 
 
-def _late(view: ClusterView, jobs: Iterable[JobState], widest: bool) -> set[JobId]:
-    """Who misses a hard deadline when the schedule is played forward."""
+def _ends(view: ClusterView, jobs: Iterable[JobState], widest: bool) -> dict[JobId, tuple[float, float]]:
+    """When every job with a hard deadline ends if the schedule is played forward, and when it should."""
     lines: dict[DeviceType, Profile] = {kind: Profile(view.now_s, n) for kind, n in view.cluster.capacity}
-    late: set[JobId] = set()
+    ends: dict[JobId, tuple[float, float]] = {}
     for job in sorted(jobs, key=deadline):
-        offers = [(kind, found) for kind, n in view.cluster.capacity if (found := sizes(job.spec, kind, n, widest))]
-        if not offers:
-            late.add(job.spec.id)
-            continue
-        # A job stays on its type; one that waits goes where it is fastest.
-        kind, fits = max(offers, key=lambda offer: (job.held(offer[0]) > 0, job.spec.rate(((offer[0], offer[1][-1]),))))
-        end_s = _run(view, job, kind, fits, lines[kind])
-        if job.spec.goal is Goal.HARD and end_s > deadline(job)[0]:
-            late.add(job.spec.id)
-    return late
+        known = ((kind, sizes(job.spec, kind, view.cluster.count(kind), widest)) for kind, _ in job.spec.curves)
+        fits = {kind: found for kind, found in known if found}
+        end_s = _run(view, job, fits, lines) if fits else INFINITE
+        if job.spec.goal is Goal.HARD:
+            ends[job.spec.id] = end_s, deadline(job)[0]
+    return ends
 
 
-def _run(view: ClusterView, job: JobState, kind: DeviceType, fits: tuple[int, ...], line: Profile) -> float:
-    """Take at every moment the largest size that is free, until the work is done; when that is."""
-    left, held, resume_s = job.remaining, job.held(kind), job.resume_s
-    pieces: list[tuple[float, float, int]] = []
+def _was_better(before: tuple[float, float] | None, end_s: float) -> bool:
+    """Whether a job that ends so with the newcomer is in time without it, and earlier; None: it is the newcomer."""
+    return before is None or (before[0] <= before[1] + ROUNDING_S and end_s > before[0] + ROUNDING_S)
+
+
+def _run(
+    view: ClusterView, job: JobState, fits: Mapping[DeviceType, tuple[int, ...]], lines: Mapping[DeviceType, Profile]
+) -> float:
+    """Take at every moment what the policy would give of what is free, until the work is done; when that is."""
+    left, held, resume_s = job.remaining, job.counts, job.resume_s
+    pieces: list[tuple[DeviceType, float, float, int]] = []
     end_s = view.now_s
-    for index, start in enumerate(line.times):
-        stop = line.times[index + 1] if index + 1 < len(line.times) else float("inf")
-        reached = bisect_right(fits, line.capacity - line.used[index])
-        workers = fits[reached - 1] if reached else 0
-        if workers and workers != held:
+    times = sorted({time for kind in fits for time in lines[kind].times})
+    for start, stop in pairwise([*times, INFINITE]):
+        free = [(kind, _reached(found, lines[kind], start)) for kind, found in fits.items()]
+        offers = [(kind, workers) for kind, workers in free if workers]
+        if not offers:
+            held = ()
+            continue
+        kind, workers = best(job.spec, held, offers)
+        if held != ((kind, workers),):
             fresh = job.started_s is None and not pieces
             resume_s = start + view.overheads.pause_s(job.spec.model, workers, fresh=fresh)
-        held = workers
-        if not workers:
-            continue
-        rate, begin = job.spec.rate(((kind, workers),)), max(start, resume_s)
+        held = ((kind, workers),)
+        rate, begin = job.spec.rate(held), max(start, resume_s)
         end_s = begin + left / rate
-        pieces.append((start, min(stop, end_s), workers))
+        pieces.append((kind, start, min(stop, end_s), workers))
         if end_s <= stop:
             break
         left -= max(0.0, stop - begin) * rate
-    for start, stop, workers in pieces:
-        line.add(start, stop, workers)
+    for kind, start, stop, workers in pieces:
+        lines[kind].add(start, stop, workers)
     return end_s
+
+
+def _reached(fits: tuple[int, ...], line: Profile, at_s: float) -> int:
+    """The largest size that is free at a moment; 0: none is."""
+    reached = bisect_right(fits, line.capacity - line.used[bisect_right(line.times, at_s) - 1])
+    return fits[reached - 1] if reached else 0

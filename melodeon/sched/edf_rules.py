@@ -4,10 +4,13 @@ A job that waited for all of its devices would leave idle what it cannot fill, t
 ElasticFlow's own code: sizes that were measured count even where the job is slower on them.
 """
 
+from collections.abc import Iterable
+
 from melodeon.core.cluster import Counts, DeviceType
 from melodeon.core.clusterview import ClusterView, JobState
 from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.plan import Share
+from melodeon.sched.estimate import Offer
 from melodeon.sched.gang import Room
 
 
@@ -26,15 +29,20 @@ def sizes(spec: JobSpec, kind: DeviceType, devices: int, widest: bool) -> tuple[
     return ladder.levels[: ladder.reach(devices)] if ladder and ladder.levels else ()
 
 
+def best(spec: JobSpec, held: Counts, offers: Iterable[Offer]) -> Offer:
+    """Of sizes on several types that on the one that it holds, else where it is fastest."""
+    kinds = {kind for kind, _ in held}
+    return max(offers, key=lambda offer: (offer[0] in kinds, spec.rate((offer,))))
+
+
 def take(room: Room, job: JobState, widest: bool) -> Counts | None:
     """Give a job the largest size that is free: on the type that it holds, else where it is fastest; None: it waits."""
-    offers: list[tuple[DeviceType, int]] = []
+    offers: list[Offer] = []
     for kind, _ in job.spec.curves:
         fits = sizes(job.spec, kind, room.free(kind), widest)
         if fits:
             offers.append((kind, fits[-1]))
-    offers.sort(key=lambda offer: -job.spec.rate((offer,)))
-    return room.take(job, offers)
+    return room.take(job, [best(job.spec, job.counts, offers)]) if offers else None
 
 
 def in_order(view: ClusterView, widest: bool, among: str = "") -> dict[JobId, Share]:

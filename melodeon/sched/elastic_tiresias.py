@@ -16,7 +16,7 @@ from melodeon.core.plan import Share
 from melodeon.sched.attained import Queues, check_queues, queues
 from melodeon.sched.climbing import Climber, climb, relative_throughput
 from melodeon.sched.estimate import Offer
-from melodeon.sched.gang import Room, asked
+from melodeon.sched.gang import Room, asked, granted
 from melodeon.sched.policy import Decision
 
 Plan = dict[JobId, Offer]
@@ -60,7 +60,7 @@ class ElasticTiresias:
                 continue
             planned = plan[job.spec.id][1]
             shrunk = halved and now.of(job) > 0 and planned < asked(job.spec)
-            why = _why(now.of(job), planned, offer[1], shrunk=shrunk)
+            why = _why(job, now.of(job), planned, offer[1], shrunk=shrunk)
             shares[job.spec.id] = Share(job.spec.id, (offer,), why)
             wake_at = min(wake_at, now.sinks_at(job, view.now_s, offer[1]))
         return Decision(shares, now.standings, wake_at if wake_at < float("inf") else None)
@@ -102,7 +102,7 @@ def _rate(job: JobState, plan: Plan) -> float:
     return job.spec.rate((plan[job.spec.id],))
 
 
-def _why(queue: int, planned: int, workers: int, *, shrunk: bool) -> str:
+def _why(job: JobState, queue: int, planned: int, workers: int, *, shrunk: bool) -> str:
     why = f"queue {queue + 1} by attained service, and "
-    why += f"too many jobs wait for it to have more than {planned}" if shrunk else "what it requested is free"
+    why += f"too many jobs wait for it to have more than {planned}" if shrunk else granted(job.spec, planned)
     return f"{why}; {workers - planned} more because nobody waits" if workers > planned else why

@@ -12,7 +12,7 @@ promised to its end, since going back would cost it a pause that it cannot affor
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
+from math import ceil, floor, sqrt
 
 from msgspec.structs import replace
 
@@ -26,7 +26,7 @@ from melodeon.core.plan import Share, Verdict
 from melodeon.sched.allocate import allocate
 from melodeon.sched.edf_rules import deadline
 from melodeon.sched.estimate import ladders
-from melodeon.sched.filling import INFINITE, Ask, Grid
+from melodeon.sched.filling import INFINITE, Ask, Grid, fill
 from melodeon.sched.policy import Decision
 from melodeon.sched.pool import (
     NOTHING,
@@ -199,8 +199,19 @@ class ElasticFlow:
             what = "1 device" if least == 1 else f"{least} devices"
             return f"it needs at least {what}, and no type has so many that may be promised now"
         if job.remaining > best * left_s:
-            return f"even alone at its best speed it needs {job.remaining / best:.0f} s and has {left_s:.0f}"
+            needs_s = job.remaining / best
+            return f"even alone at its best speed it needs {ceil(needs_s)} s and has {floor(left_s)}"
+        if not self._fits_alone(view, job):
+            spare_s = left_s - job.remaining / best
+            return f"even alone it would have {spare_s:.2g} s to spare, less than is kept for pauses and rounding"
         return "its deadline cannot be met beside those promised before"
+
+    def _fits_alone(self, view: ClusterView, job: JobState) -> bool:
+        """Whether it would be admitted if nobody else were there."""
+        grid = Grid.of(view.now_s, view.slot_s)
+        rooms = ((kind, max(0, view.cluster.count(kind) - self.reserve)) for kind in _kinds(view, job.spec))
+        asks = ((Profile(view.now_s, room), self._asking(view, kind)(job, None)) for kind, room in rooms)
+        return any(fill(profile, ask, grid, self.spare_pauses) is not None for profile, ask in asks)
 
 
 def _kinds(view: ClusterView, spec: JobSpec) -> list[DeviceType]:

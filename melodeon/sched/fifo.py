@@ -6,7 +6,7 @@ The first job that does not fit keeps all later ones waiting, unless the cluster
 from dataclasses import dataclass
 
 from melodeon.core.clusterview import ClusterView
-from melodeon.sched.gang import Room, share, staying
+from melodeon.sched.gang import Room, granted, share, staying
 from melodeon.sched.policy import Decision
 
 
@@ -23,5 +23,6 @@ class Fifo:
             counts = room.take(job, room.requested(job.spec))
             if counts is None:
                 break
-            shares.update([share(job, counts, f"number {place + 1} of the queue, and what it requested is free")])
+            why = f"number {place + 1} of the queue, and {granted(job.spec, counts[0][1])}"
+            shares.update([share(job, counts, why)])
         return Decision(shares, state)

@@ -12,11 +12,10 @@ from heapq import heapify, heappop, heappush
 
 from melodeon.core.cluster import Counts
 from melodeon.core.clusterview import ClusterView, JobState
-from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
 from melodeon.sched.gang import Room, asked, share
-from melodeon.sched.policy import Decision
+from melodeon.sched.policy import Decision, check_period
 
 Given = dict[JobId, tuple[JobState, Counts]]
 MIN_GAIN = 0.05
@@ -38,8 +37,7 @@ class Gandiva:
     grow: bool = False
 
     def __post_init__(self) -> None:
-        if not self.slice_s > 0:
-            raise UsageError(f"slice_s={self.slice_s} must be above 0")
+        check_period("slice_s", self.slice_s)
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """The next slice, or within one the devices that have become free."""

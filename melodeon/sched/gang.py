@@ -55,6 +55,14 @@ def asked(spec: JobSpec) -> int:
     return wanted if spec.max_workers is None else min(wanted, spec.max_workers)
 
 
+def granted(spec: JobSpec, given: int) -> str:
+    """Why a job that gets what it requested does, or all of a type where there are never so many."""
+    wanted = asked(spec)
+    if given >= wanted:
+        return "what it requested is free"
+    return f"all {given} devices that there are, of the {wanted} that it requested, are free"
+
+
 def share(job: JobState, counts: Counts, why: str) -> tuple[JobId, Share]:
     """An entry of a decision."""
     return job.spec.id, Share(job.spec.id, counts, why)

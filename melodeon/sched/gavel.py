@@ -9,10 +9,9 @@ at a round's start if jobs or devices have changed. Packing two jobs on one devi
 from dataclasses import dataclass
 
 from melodeon.core.clusterview import ClusterView
-from melodeon.core.errors import UsageError
 from melodeon.sched.gang import share
 from melodeon.sched.offers import homogeneous
-from melodeon.sched.policy import Decision
+from melodeon.sched.policy import Decision, check_period
 from melodeon.sched.timeshares import next_turn, reason
 
 
@@ -24,8 +23,7 @@ class Gavel:
     """Six minutes, as in the paper."""
 
     def __post_init__(self) -> None:
-        if not self.round_s > 0:
-            raise UsageError(f"round_s={self.round_s} must be above 0")
+        check_period("round_s", self.round_s)
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Who runs in this round, on which type."""

@@ -17,7 +17,7 @@ from melodeon.core.plan import Share
 from melodeon.sched.gang import share
 from melodeon.sched.hetero import mixed_rate
 from melodeon.sched.offers import with_mixtures
-from melodeon.sched.policy import Decision
+from melodeon.sched.policy import Decision, check_period
 from melodeon.sched.timeshares import next_turn, reason
 
 
@@ -30,8 +30,9 @@ class GavelHetero:
     """Idle devices are added only where they make a job faster by this share."""
 
     def __post_init__(self) -> None:
-        if not self.round_s > 0 or self.min_gain < 0:
-            raise UsageError(f"round_s={self.round_s} must be above 0, and min_gain={self.min_gain} not negative")
+        check_period("round_s", self.round_s)
+        if self.min_gain < 0:
+            raise UsageError(f"min_gain={self.min_gain} must not be negative: 0 moves a job for any gain")
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Who runs in this round, on which types."""

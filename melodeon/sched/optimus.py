@@ -15,7 +15,7 @@ from melodeon.core.plan import Share
 from melodeon.sched.climbing import Climber, climb, time_saved
 from melodeon.sched.estimate import ladders
 from melodeon.sched.gang import Room, staying
-from melodeon.sched.policy import Decision
+from melodeon.sched.policy import Decision, check_period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class Optimus:
     def __post_init__(self) -> None:
         if self.interval_s < 0:
             raise UsageError(f"interval_s={self.interval_s} must not be negative: 0 divides at every event")
+        if self.interval_s:
+            check_period("interval_s", self.interval_s)
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Divide again when the interval is over; `state` is when that is."""

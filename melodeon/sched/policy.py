@@ -10,8 +10,18 @@ from typing import Protocol
 import msgspec
 
 from melodeon.core.clusterview import ClusterView, JobState
+from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share, Verdict
+
+SHORTEST_S, LONGEST_S = 1.0, 1e9
+"""What a policy's leases, rounds and intervals may be."""
+
+
+def check_period(name: str, period_s: float) -> None:
+    """A policy that wakes itself does so at most every second, and some day."""
+    if not SHORTEST_S <= period_s <= LONGEST_S:
+        raise UsageError(f"{name}={period_s:g} must be at least 1 s and at most {LONGEST_S:g} s: it is a time to wait")
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -28,6 +28,9 @@ STARVED = 0.02
 PER_JOB = 40
 """Moves tried for each job, up to `Pollux.moves` in all."""
 
+MOST_POWER = 50.0
+"""Beyond it, powers of speed-ups are no numbers any more; the mean is the largest or the least long before."""
+
 
 class _Option(NamedTuple):
     """One size that a job may get."""
@@ -50,8 +53,11 @@ class Pollux:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.power == 0 or self.moves < 0:
-            raise UsageError(f"{self}: the power must not be 0, and the number of moves not negative")
+        if self.power == 0 or abs(self.power) > MOST_POWER or self.moves < 0:
+            raise UsageError(
+                f"{self}: the power must not be 0 and lies between -{MOST_POWER:g} and {MOST_POWER:g}, and the number "
+                "of moves must not be negative"
+            )
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """The best shares found; `state` counts every job's restarts."""

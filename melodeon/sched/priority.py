@@ -7,7 +7,7 @@ waiting, so that a large job of high priority is not passed for ever; one for wh
 from dataclasses import dataclass
 
 from melodeon.core.clusterview import ClusterView
-from melodeon.sched.gang import Room, share, staying
+from melodeon.sched.gang import Room, granted, share, staying
 from melodeon.sched.policy import Decision
 
 
@@ -24,6 +24,6 @@ class Priority:
             counts = room.take(job, room.requested(job.spec))
             if counts is None:
                 break
-            why = f"first of the queue by weight {job.spec.weight:g}, and what it requested is free"
+            why = f"first of the queue by weight {job.spec.weight:g}, and {granted(job.spec, counts[0][1])}"
             shares.update([share(job, counts, why)])
         return Decision(shares, state)

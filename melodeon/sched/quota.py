@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from melodeon.core.clusterview import JobState
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId
+from melodeon.core.text import counted
 
 DAY_S = 86_400.0
 Accepted = Mapping[str, tuple[float, ...]]
 """By user: when each job of the last day was accepted."""
+MAY_HAVE = "and may have"
+"""In every refusal: a job keeps why it was turned away as a sentence only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +50,19 @@ class Quotas:
         if quota.active_jobs is not None:
             active = sum(1 for j in jobs.values() if j.admitted_s is not None and j.spec.user == user)
             if active >= quota.active_jobs:
-                what = "job" if active == 1 else "jobs"
-                return f"user {user!r} has {active} active {what} and may have {quota.active_jobs}: wait until one ends"
+                has = f"has {counted(active, 'active job')}"
+                return f"user {user!r} {has} {MAY_HAVE} {quota.active_jobs}: wait until one ends"
         if quota.jobs_per_day is not None:
             today = sum(1 for when in accepted.get(user, ()) if when > now_s - DAY_S)
             if today >= quota.jobs_per_day:
-                return f"user {user!r} had {today} jobs accepted in the last day and may have {quota.jobs_per_day}"
+                had = f"had {counted(today, 'job')} accepted in the last day"
+                return f"user {user!r} {had} {MAY_HAVE} {quota.jobs_per_day}: wait until the first of them is a day ago"
         return None
+
+
+def is_refusal(why: str) -> bool:
+    """Whether a quota has turned a job away, so that no other deadline would help it."""
+    return why.startswith("user ") and f" {MAY_HAVE} " in why
 
 
 def note(accepted: Accepted, user: str, now_s: float) -> Accepted:

@@ -18,7 +18,7 @@ from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.plan import Share
 from melodeon.sched.auction import Bid, nash, partial
 from melodeon.sched.gang import asked, share
-from melodeon.sched.policy import Decision
+from melodeon.sched.policy import Decision, check_period
 
 EPSILON = 1e-9
 
@@ -45,8 +45,9 @@ class Themis:
     elastic: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fairness < 1 or not self.lease_s > 0:
-            raise UsageError(f"fairness={self.fairness} must be in [0, 1), and lease_s={self.lease_s} above 0")
+        check_period("lease_s", self.lease_s)
+        if not 0 <= self.fairness < 1:
+            raise UsageError(f"fairness={self.fairness} must be in [0, 1): it is a share of the jobs")
 
     def decide(self, view: ClusterView, state: object) -> Decision:
         """Leases that last, an auction of the rest, and what that leaves to the others."""

@@ -11,7 +11,7 @@ from melodeon.core.clusterview import ClusterView
 from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
 from melodeon.sched.attained import check_queues, queues
-from melodeon.sched.gang import Room, share
+from melodeon.sched.gang import Room, granted, share
 from melodeon.sched.policy import Decision
 
 
@@ -38,7 +38,7 @@ class Tiresias:
             if counts is None:
                 wake_at = min(wake_at, now.rises_at(job, view.now_s, self.promote))
                 continue
-            why = f"queue {now.of(job) + 1} by attained service, and what it requested is free"
+            why = f"queue {now.of(job) + 1} by attained service, and {granted(job.spec, counts[0][1])}"
             shares.update([share(job, counts, why)])
             wake_at = min(wake_at, now.sinks_at(job, view.now_s, counts[0][1]))
         return Decision(shares, now.standings, wake_at if wake_at < float("inf") else None)

@@ -19,7 +19,7 @@ from melodeon.core.plan import Action, Migrate, Placement, Reject, Resize, Start
 from melodeon.placement.topology import topology_of
 from melodeon.sched.policy import Policy
 from melodeon.sched.tick import Round, Rules, TickState, tick
-from melodeon.sim.incidents import Incident
+from melodeon.sim.incidents import Failures, Incident
 from melodeon.sim.live import NEVER, JobOutcome, LiveJob
 
 Device = tuple[DeviceType, int]
@@ -41,6 +41,8 @@ class SimConfig:
     """What policies are told that changes cost; None: the truth."""
     rules: Rules = field(default_factory=Rules)
     incidents: tuple[Incident, ...] = ()
+    failures: Failures | None = None
+    """Others, drawn for as long as it lasts; they end where nobody trains at all for half of their first stretch."""
     record: bool = True
     """Keep every action, for charts and explanations."""
 
@@ -96,6 +98,10 @@ class Simulation:
         self._next_arrival = 0
         self._incidents = sorted(config.incidents)
         self._next_incident = 0
+        self._num_stretches, self._drawn_s = 0, NEVER if config.failures is None else -NEVER
+        """Stretches of the failures that were drawn, and until when that is."""
+        self._trained = self._arrivals[0].submit_s, (0, 0.0)
+        """When a stretch was drawn, and by then: how many jobs had ended, the iterations of the others."""
         self._jobs: dict[JobId, LiveJob] = {}
         self._verdicts: dict[JobId, Verdict] = {}
         self._outcomes: dict[JobId, JobOutcome] = {}
@@ -112,7 +118,7 @@ class Simulation:
         self._answered_s = -NEVER
         """When the last round was that answered an event."""
         self._idle_rounds = 0
-        """Rounds in a row in which nothing happened and nothing ran."""
+        """In a row: nothing happened and nothing ran."""
 
     def run(self, until_s: float = NEVER) -> "Simulation":
         """Go on until every job is done, or to a moment."""
@@ -144,9 +150,8 @@ class Simulation:
             other.policy, other._state, other._dirty = policy, TickState(None, self._state.accepted), True
         if rules is not None:
             other.config, other._dirty = replace(self.config, rules=rules), True
-        early = [job.id for job in jobs if job.submit_s < self.now_s] + [
-            i.node for i in incidents if i.at_s < self.now_s
-        ]
+        early: list[str] = [job.id for job in jobs if job.submit_s < self.now_s]
+        early += [incident.node for incident in incidents if incident.at_s < self.now_s]
         if early:
             raise UsageError(
                 f"{early[0]!r} would come before {self.now_s} s, which is past: give it a time from then on"
@@ -167,7 +172,7 @@ class Simulation:
             copy.settle(max(self.now_s, copy.changed_s))
             ended[job.spec.id] = self._outcome(copy, None)
         return SimResult(
-            config=self.config,
+            config=replace(self.config, incidents=tuple(self._incidents)),
             outcomes=tuple(ended[job.id] for job in self._arrivals if job.id in ended),
             log=tuple(self._log),
             start_s=self._start_s,
@@ -189,8 +194,7 @@ class Simulation:
         due = self.now_s if self._dirty else NEVER
         if self._jobs:
             due = min(due, min([job.finish_s for job in self._jobs.values()]))
-            if self._next_incident < len(self._incidents):
-                due = min(due, self._incidents[self._next_incident].at_s)
+            due = min(due, self._incident_s())
             # Ends and incidents are gathered for a slot; submissions and what the policy has promised do not wait.
             due = max(due, self._answered_s + self.config.slot_s)
             if self._wake_at is not None and self._idle_rounds < PATIENCE:
@@ -204,12 +208,33 @@ class Simulation:
 
     def _advance(self, moment: float) -> None:
         """Let time pass: incidents, completions and submissions up to a moment, in order."""
-        while self._next_incident < len(self._incidents) and self._incidents[self._next_incident].at_s <= moment:
+        while self._incident_s() <= moment:
             incident = self._incidents[self._next_incident]
             self._next_incident += 1
             self._pass_to(max(incident.at_s, self.now_s))
             self._suffer(incident)
         self._pass_to(moment)
+
+    def _incident_s(self) -> float:
+        """When the next incident is; failures are drawn up to there."""
+        while True:
+            some = self._next_incident < len(self._incidents)
+            at_s = self._incidents[self._next_incident].at_s if some else NEVER
+            if self._drawn_s == NEVER or at_s < self._drawn_s:
+                return at_s
+            self._draw_failures()
+
+    def _draw_failures(self) -> None:
+        """Draw the next stretch of them; none any more if all have come and nobody trained for long."""
+        failures, number, (since_s, before) = self.config.failures, self._num_stretches, self._trained
+        assert failures is not None, "without them nothing is drawn"
+        now = len(self._outcomes), sum(job.state(self.now_s).done for job in self._jobs.values())
+        long = self.now_s - since_s >= failures.stretch_s / 2 and self._next_arrival == len(self._arrivals)
+        stuck = long and now == before
+        drawn = failures.repairs(number - 1) if stuck else failures.stretch(number)
+        self._trained, self._num_stretches = (self.now_s, now), number + 1
+        self._drawn_s = NEVER if stuck else failures.until_s(number)
+        self._incidents[self._next_incident :] = sorted([*self._incidents[self._next_incident :], *drawn])
 
     def _pass_to(self, moment: float) -> None:
         done = [job for job in self._jobs.values() if job.finish_s <= moment]

@@ -7,9 +7,11 @@ held the devices while the job waited.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import ceil
 
 from melodeon.core.errors import NotFound
 from melodeon.core.plan import Placement
+from melodeon.core.text import plain
 from melodeon.placement.topology import topology_of
 from melodeon.sim.clock import length, moment
 from melodeon.sim.record import Change, Job, Record, Span, cluster_of, placement_of, spans
@@ -47,7 +49,7 @@ def find_job(found: Record, name: str) -> Job:
         raise NotFound(f"job {name!r} could be any of {_some([job.id for job in fitting])}: give more of its id")
     near = get_close_matches(name, found.jobs, n=1, cutoff=0.6)
     some = f"did you mean {near[0]!r}?" if near else f"its jobs are {_some(list(found.jobs))}"
-    raise NotFound(f"job {name!r} is not in {found.head.trace}: {some}")
+    raise NotFound(f"job {name!r} is not in {plain(found.head.trace)}: {some}")
 
 
 def short(name: str) -> str:
@@ -88,10 +90,12 @@ def _asked(found: Record, job: Job) -> Sentence:
         text += f" on {_devices(job.requested_workers)}"
     if job.deadline_s is None:
         return Sentence(job.submit_s, text + "; best effort, no deadline")
-    tight = f", {job.tightness:.2f} of that length" if job.tightness else ""
-    left = length(job.deadline_s - job.submit_s)
     kind = "soft deadline" if job.goal == "soft" else "deadline"
-    return Sentence(job.submit_s, f"{text}; {kind} {_at(found, job.deadline_s)}, {left} later{tight}")
+    text += f"; {kind} {_at(found, job.deadline_s)}"
+    if job.deadline_s < job.submit_s:
+        return Sentence(job.submit_s, f"{text}, {length(job.submit_s - job.deadline_s)} before its submission")
+    tight = f", {job.tightness:.2f} of that length" if job.tightness else ""
+    return Sentence(job.submit_s, f"{text}, {length(job.deadline_s - job.submit_s)} later{tight}")
 
 
 def _answered(found: Record, job: Job) -> Sentence:
@@ -100,8 +104,10 @@ def _answered(found: Record, job: Job) -> Sentence:
     at_s = next((c.at_s for c in found.changes if c.job == job.id and c.what == "reject"), None)
     text = f"{found.head.policy} turned it away: {job.why}"
     if job.earliest_deadline_s is not None and job.deadline_s is not None:
-        earliest, later = _at(found, job.earliest_deadline_s), length(job.earliest_deadline_s - job.deadline_s)
-        text += f". A deadline of {earliest} would have been accepted, {later} later than its own"
+        # Up to a whole second, since a clock that shows less would name one that was refused.
+        earliest_s = found.head.start_s + ceil(job.earliest_deadline_s - found.head.start_s)
+        later = length(earliest_s - job.deadline_s)
+        text += f". A deadline of {_at(found, earliest_s)} would have been accepted, {later} later than its own"
     return Sentence(at_s, text)
 
 
@@ -150,7 +156,8 @@ def _changed(found: Record, before: Change | None, change: Change) -> str:
         case "resize":
             old = before.devices if before else 0
             verb = "grew" if change.devices > old else "shrank" if change.devices < old else "changed"
-            text = f"{verb} from {old} to {much}, {place}"
+            same = before is None or _kinds(before) == _kinds(change)
+            text = f"{verb} from {old if before is None or same else _counts(before)} to {much}, {place}"
         case "migrate":
             text = f"moved to {place}"
         case "suspend":
@@ -185,6 +192,10 @@ def _at(found: Record, seconds: float) -> str:
     return moment(seconds - found.head.start_s)
 
 
+def _kinds(change: Change) -> set[str]:
+    return {kind for kind, _, _ in change.blocks}
+
+
 def _counts(change: Change) -> str:
     counts: dict[str, int] = {}
     for kind, _, size in change.blocks:
@@ -207,4 +218,4 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _some(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return plain(", ".join(names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -12,6 +12,7 @@ from zlib import crc32
 
 from melodeon.core.errors import UsageError
 from melodeon.core.plan import Placement
+from melodeon.core.text import plain
 from melodeon.placement.topology import Topology, topology_of
 from melodeon.sim.clock import length, moment
 from melodeon.sim.explain import short
@@ -31,8 +32,13 @@ def plot(kind: str, found: Sequence[Record], window: Window = (None, None)) -> s
     if kind not in KINDS:
         raise UsageError(f"--kind {kind} is not one of {', '.join(KINDS)}")
     if kind == "gantt" and len(found) > 1:
-        names = ", ".join(f"{one.head.trace} under {one.head.policy}" for one in found[:4])
+        names = plain(", ".join(f"{one.head.trace} under {one.head.policy}" for one in found[:4]))
         raise UsageError(f"a Gantt chart shows 1 simulation and {len(found)} were given ({names}): name one file")
+    if kind not in OVER_TIME and window != (None, None):
+        raise UsageError(
+            f"--from and --to choose a time, and --kind {kind} is drawn over none: leave them out, or draw "
+            f"{' or '.join(OVER_TIME)}"
+        )
     return KINDS[kind](found, window)
 
 
@@ -277,3 +283,5 @@ KINDS: dict[str, Callable[[Sequence[Record], Window], str]] = {
     "deadlines": _deadlines,
 }
 """What can be drawn."""
+OVER_TIME = ("gantt", "utilisation")
+"""Pictures with an axis of time, of which a part can be drawn."""

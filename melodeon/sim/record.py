@@ -171,7 +171,7 @@ def record(result: SimResult, *, trace: str, policy: str, cluster: str, seed: in
         head=head,
         jobs={o.id: _job(o) for o in result.outcomes},
         changes=tuple(_changes(result, incidents)),
-        failures=tuple(Failure(at_s=i.at_s, node=i.node, up=i.up, speed=i.speed) for i in incidents),
+        failures=tuple(_failures(config.cluster, incidents)),
         metrics=Metrics(values=asdict(summarize(result))),
     )
 
@@ -213,6 +213,14 @@ def _job(outcome: JobOutcome) -> Job:
     return Job(**{name: getattr(outcome if hasattr(outcome, name) else outcome.spec, name) for name in names})
 
 
+def _failures(cluster: Cluster, incidents: tuple[Incident, ...]) -> Iterator[Failure]:
+    """How every incident leaves its node."""
+    for incident in incidents:
+        cluster = cluster.with_node(incident.node, up=incident.up, speed=incident.speed)
+        node = cluster.node(incident.node)
+        yield Failure(at_s=incident.at_s, node=node.id, up=node.up, speed=node.speed)
+
+
 def _changes(result: SimResult, incidents: tuple[Incident, ...]) -> Iterator[Change]:
     """The log, and between its lines what failing nodes take."""
     outcomes = {o.id: o for o in result.outcomes}
@@ -224,7 +232,7 @@ def _changes(result: SimResult, incidents: tuple[Incident, ...]) -> Iterator[Cha
         if isinstance(event, Logged):
             yield _change(result, event, outcomes, held)
             continue
-        if event.up:
+        if event.up is not False:
             continue
         for name in _losers(cluster, event.node, held, outcomes, event.at_s):
             del held[name]

@@ -12,13 +12,17 @@ last line was not written to its end. A field that holds its default may be left
 
 import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.errors import MelodeonError, NotFound, UsageError
-from melodeon.sim.record import VERSION, Change, Failure, Head, Job, Line, Metrics, Record
+from melodeon.core.text import counted
+from melodeon.placement.topology import topology_of
+from melodeon.sim.record import VERSION, Change, Failure, Head, Job, Line, Metrics, Record, cluster_of
 
 ENDING = ".sim.jsonl"
 _ENCODER = msgspec.json.Encoder()
@@ -46,24 +50,27 @@ def read_result(path: Path) -> Record:
     jobs: dict[str, Job] = {}
     changes: list[Change] = []
     failures: list[Failure] = []
+    cluster: Cluster | None = None
     for number, line in _read(path):
+        if isinstance(line, Head):
+            head, cluster = line, _cluster(path, number, line)
+            continue
+        if cluster is None:
+            raise UsageError(f"{path} does not begin as a result file: give one that `melodeon sim --save` wrote")
         match line:
-            case Head():
-                head = line
-                if line.version != VERSION:
-                    raise UsageError(f"{path} is of version {line.version}, and {VERSION} is read: simulate again")
             case Job():
                 jobs[line.id] = line
             case Change():
                 if line.job not in jobs:
                     raise UsageError(f"{path}, line {number}: job {line.job!r} changes and is nowhere described")
+                _require_slots(path, number, line, cluster)
                 changes.append(line)
             case Failure():
+                if not any(node.id == line.node for node in cluster.nodes):
+                    raise UsageError(f"{path}, line {number}: no node is named {line.node!r}: simulate again")
                 failures.append(line)
             case Metrics():
                 metrics = line
-        if head is None:
-            raise UsageError(f"{path} does not begin as a result file: give one that `melodeon sim --save` wrote")
     if head is None or metrics is None:
         raise UsageError(f"{path} is not whole, its last line is missing: simulate again")
     return Record(head=head, jobs=jobs, changes=tuple(changes), failures=tuple(failures), metrics=metrics)
@@ -87,6 +94,26 @@ def _lines(found: Record) -> Iterator[Line]:
     yield found.metrics
 
 
+def _cluster(path: Path, number: int, head: Head) -> Cluster:
+    if head.version != VERSION:
+        raise UsageError(f"{path} is of version {head.version}, and {VERSION} is read: simulate again")
+    try:
+        return cluster_of(head)
+    except UsageError as error:
+        raise UsageError(f"{path}, line {number}: {error}") from error
+
+
+def _require_slots(path: Path, number: int, change: Change, cluster: Cluster) -> None:
+    """Refuse devices that the nodes of the head have not."""
+    sizes = {line.kind: line.size for line in topology_of(cluster).lines}
+    for kind, start, size in change.blocks:
+        if start < 0 or size < 1 or start + size > sizes.get(DeviceType(kind), 0):
+            raise UsageError(
+                f"{path}, line {number}: its nodes have not {counted(size, 'device')} of type {kind!r} from slot "
+                f"{start} on: simulate again"
+            )
+
+
 def _read(path: Path) -> Iterator[tuple[int, Line]]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -97,5 +124,7 @@ def _read(path: Path) -> Iterator[tuple[int, Line]]:
                     raise UsageError(
                         f"{path}, line {number} is not of a result file ({error}): simulate again"
                     ) from None
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{path} is not a whole gzip file ({error}): simulate again") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): check the file, and your rights to it") from error

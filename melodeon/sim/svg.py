@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from math import ceil, floor, log10
 
+from melodeon.core.text import plain
 from melodeon.sim.clock import DAY, HOUR, MINUTE
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#a0522d", "#7b68ee", "#9acd32")
@@ -90,7 +91,7 @@ class Chart:
         middle = (foot + head) / 2
         self._parts.append(
             f"<text x='16' y='{middle:.1f}' transform='rotate(-90 16 {middle:.1f})' text-anchor='middle' "
-            f"font-size='12' fill='{INK}'>{escape(y_title)}</text>"
+            f"font-size='12' fill='{INK}'>{_words(y_title)}</text>"
         )
 
     def line(self, points: Sequence[tuple[float, float]], index: int, *, marks: bool = False) -> None:
@@ -113,7 +114,7 @@ class Chart:
         head, foot = self.y(y[1]), self.y(y[0])
         thin = right - left < 1.5 or foot - head < 1.5
         stroke = "" if thin or not edge else f" stroke='{edge}' stroke-width='.5'"
-        title = f"<title>{escape(tip)}</title>" if tip else ""
+        title = f"<title>{_words(tip)}</title>" if tip else ""
         self._parts.append(
             f"<rect x='{left:.2f}' y='{head:.2f}' width='{max(right - left, 0.05):.2f}' height='{foot - head:.2f}' "
             f"fill='{fill}'{stroke}>{title}</rect>"
@@ -166,7 +167,7 @@ class Chart:
         bold = " font-weight='bold'" if weight == "bold" else ""
         self._parts.append(
             f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size}' fill='{ink}'{bold}>"
-            f"{escape(text)}</text>"
+            f"{_words(text)}</text>"
         )
 
 
@@ -207,6 +208,11 @@ def _round_step(rough: float) -> float:
 
 def _dash(index: int) -> str:
     return DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+def _words(text: str) -> str:
+    """Text between tags: XML cannot hold every character, not even escaped."""
+    return escape(plain(text))
 
 
 def _cut(text: str, most: int) -> str:

@@ -46,7 +46,7 @@ def screen(
     room = max(1, height - FIXED_LINES - len(views) - len(said))
     parts += [Text(), _workers(workers[:room], width)]
     if len(workers) > room:
-        parts.append(Text(f"... and {len(workers) - room} more workers", style="dim"))
+        parts.append(Text(f"... and {counted(len(workers) - room, 'more worker')}", style="dim"))
     if views:
         parts += [Text(), _views(views, width)]
     if said:

@@ -46,7 +46,7 @@ def test_a_text_is_backed_by_what_is_there() -> None:
     found = find_devices(cluster="1x8:cpu,1x1:T4,2x1:A100", gpus=GPUS)
     assert found.cuda == {"node001": ("GPU-b",), "node002": ("GPU-a",), "node003": ("GPU-c",)}
     assert find_devices(cluster="1x3:any", gpus=GPUS).cuda == {"node000": ("GPU-a", "GPU-b", "GPU-c")}
-    with pytest.raises(UsageError, match="node 'node000' has 3 A100 devices, and of this machine's 3 GPUs 2 are left"):
+    with pytest.raises(UsageError, match="node 'node000' has 3 A100 devices, and 2 of 3 GPUs of this machine are left"):
         find_devices(cluster="1x3:A100", gpus=GPUS)
 
 
@@ -84,6 +84,11 @@ def test_a_type_can_be_written_in_a_jobs_file(name: str) -> None:
     assert TYPE.fullmatch(type_name(name))
 
 
+def test_a_node_of_more_gpus_than_are_there() -> None:
+    with pytest.raises(UsageError, match="has 1 V100 device, and 0 of 1 GPU of this machine are left"):
+        find_devices(cluster="1x1:A100,1x1:V100", gpus=GPUS[:1])
+
+
 def test_a_file(tmp_path: Path) -> None:
     file = tmp_path / "nodes.yaml"
     file.write_text("nodes:\n- {id: big, type: V100, devices: 4, rack: r1}\n- {devices: 2}\n")
@@ -109,6 +114,9 @@ def test_a_file(tmp_path: Path) -> None:
         ("nodes: [{devices: 1, type: a b}]", "node 1 has the type 'a b'"),
         ("nodes: [{devices: 1, id: a}, {devices: 1, id: a}]", "node 'a' is named twice"),
         ("!!python/object/apply:os.system [ls]", "is no YAML"),
+        ("nodes: [{devices: 1000001}]", "nodes.yaml' has 1,000,001 devices: the most that can be is 1,000,000"),
+        ("nodes: [{devices: 600000}, {devices: 600000}]", "has 1,200,000 devices: the most that can be is 1,000,000"),
+        (f"nodes: [{{devices: {'9' * 5000}}}]", "is no YAML"),
     ],
 )
 def test_a_file_with_a_mistake(tmp_path: Path, text: str, words: str) -> None:

@@ -8,13 +8,15 @@ import sys
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from melodeon.backends.elastic import Elastic, run_elastic
+from melodeon.backends.elastic_end import reason_of
 from melodeon.backends.outcome import Outcome
 from melodeon.coord import registry
 from melodeon.coord.marks import started
-from melodeon.coord.master_state import JobConfig
+from melodeon.coord.master_state import JobConfig, MasterState, WorkerInfo
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
 from tests.coord.running import PRELOAD, SCRIPT, Running, events_file, eventually, gone, resume
@@ -82,6 +84,33 @@ def test_a_wrong_store_is_told_before_anything_starts(tmp_path: Path, address: s
     with pytest.raises(UsageError, match=f"'{address}'"):
         run_elastic([SCRIPT, "1"], Launch(), tmp_path, elastic)
     assert not list(tmp_path.rglob("agent.log"))
+
+
+def test_a_job_that_runs_elsewhere_under_its_name_is_left_alone(tmp_path: Path) -> None:
+    other = registry.Entry(
+        id="x", run_dir="/runs/x", pid=os.getpid(), started=started(os.getpid()) or 0, agents=(), created="2026-01-01"
+    )
+    registry.write(other)
+    with pytest.raises(UsageError, match=r"^job 'x' runs already in /runs/x: give another --name$"):
+        run_elastic([SCRIPT, "1"], Launch(), tmp_path, Elastic(job=JobConfig(job="x"), preload=PRELOAD))
+    assert registry.entries() == [other]
+    assert not list(tmp_path.rglob("agent.log"))
+
+
+def test_nobody_is_done_without_a_worker_that_has_trained(tmp_path: Path) -> None:
+    state = MasterState(config=JobConfig(job="x"), outcome="done")
+    state.workers[0] = WorkerInfo(worker=0, agent="node0", slot=0, finished=True)
+    outcome = reason_of(msgspec.json.encode(state), tmp_path, [])
+    assert outcome is not None
+    assert (outcome.exit_code, "no worker of this run has trained" in str(outcome.reason)) == (1, True)
+    (tmp_path / "worker-0.log").touch()
+    assert reason_of(msgspec.json.encode(state), tmp_path, []) == Outcome(exit_code=0)
+
+
+@pytest.mark.parametrize("factor", [0.5, -1.0, float("inf"), float("nan")])
+def test_a_straggler_factor_that_tells_nobody_apart_is_refused(factor: float) -> None:
+    with pytest.raises(UsageError, match=f"a straggler factor of {factor} .*: give 0, .* or a number of at least 1"):
+        Elastic(job=JobConfig(job="x", straggler_factor=factor))
 
 
 def test_an_agent_that_keeps_failing_ends_the_job(tmp_path: Path) -> None:

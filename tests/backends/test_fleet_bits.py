@@ -57,7 +57,7 @@ def test_memory_is_limited(tmp_path: Path) -> None:
             ended = await watcher.ended()
             assert (ended.status, ended.exit_code) == ("failed", 1)
             assert "allocate" in ended.reason
-            assert "each of its processes may have 8 GiB: see the job's field memory" in ended.reason
+            assert "each of its processes may have 8 GiB: raise the job's field memory" in ended.reason
 
     asyncio.run(scenario())
 
@@ -68,7 +68,7 @@ def test_too_little_memory_to_begin_is_told(tmp_path: Path) -> None:
             await watcher.fleet.launch(training(tmp_path, *EPOCHS, memory=300 << 20))
             ended = await watcher.ended()
             assert ended.status == "failed"
-            assert ended.reason
+            assert "each of its processes may have 300 MiB: raise the job's field memory" in ended.reason
 
     asyncio.run(scenario())
     assert not processes(tmp_path)

@@ -1,5 +1,7 @@
 """The launcher's own business: limits, users, what workers are told."""
 
+import contextlib
+import errno
 import os
 import pwd
 import resource
@@ -13,9 +15,11 @@ import pytest
 
 from melodeon.backends.devices import SlotMap
 from melodeon.backends.fleet_folder import ended_of, read_order, write_order
+from melodeon.backends.fleet_values import LaunchOrder
 from melodeon.backends.launcher import capacity_of, job_config, launch_of, main
+from melodeon.backends.outcome import Outcome
 from melodeon.coord import limits
-from melodeon.core.errors import UsageError
+from melodeon.core.errors import MelodeonError, UsageError
 from tests.backends.fleets import order, scripted, training
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run jobs as another user")
@@ -99,6 +103,68 @@ def test_a_job_that_needs_torch_where_there_is_none(tmp_path: Path) -> None:
     ended = ended_of(tmp_path / "job-1" / "job-1.1")
     assert (done.returncode, ended.status, ended.exit_code) == (2, "failed", 2), done.stderr
     assert ended.reason == "training needs PyTorch, which is not installed here: pip install 'melodeon[train]'"
+
+
+@pytest.mark.parametrize("memory", [1, 4 << 20])
+def test_a_limit_of_memory_that_lets_nothing_begin_is_named(tmp_path: Path, memory: int) -> None:
+    path = write_order(scripted(tmp_path, memory=memory))
+    done = subprocess.run(
+        [sys.executable, "-m", "melodeon.backends.launcher", str(path)], capture_output=True, text=True
+    )
+    ended = ended_of(tmp_path / "job-1" / "job-1.1")
+    assert (done.returncode, ended.status) == (1, "failed"), done.stderr
+    assert ended.reason.startswith("the launcher failed: "), ended.reason
+    assert ended.reason.endswith(
+        f" (each of its processes may have {limits.in_words(memory)}: raise the job's field memory)"
+    )
+
+
+SENTENCE = "(each of its processes may have 512 MiB: {} the job's field memory)"
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (ImportError("x.so: failed to map segment from shared object"), "raise"),
+        (RuntimeError("can't start new thread"), "raise"),
+        (MemoryError(), "raise"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "raise"),
+        (MelodeonError("worker 0 failed: RuntimeError: DefaultCPUAllocator: can't allocate memory"), "raise"),
+        (MelodeonError("the process ended by signal 6:   what():  std::bad_alloc"), "raise"),
+        (MelodeonError("worker 0 was killed (SIGKILL), perhaps because the machine ran out of memory"), "see"),
+        (OSError(errno.ENOENT, os.strerror(errno.ENOENT)), None),
+    ],
+)
+def test_the_limit_is_named_where_it_was_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fix: str | None
+) -> None:
+    def perform(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("melodeon.backends.launcher._perform", perform)
+    for memory, named in ((512 << 20, fix), (None, None)):
+        folder = tmp_path / f"memory-{memory}"
+        folder.mkdir()
+        path = write_order(scripted(folder, memory=memory))
+        with contextlib.suppress(ImportError, RuntimeError):  # their tracebacks are for launcher.log
+            main(["launcher", str(path)])
+        reason = ended_of(folder / "job-1" / "job-1.1").reason
+        assert (str(error) or type(error).__name__) in reason
+        assert ("(each of its" in reason, reason.endswith(SENTENCE.format(named))) == (named is not None,) * 2, reason
+
+
+@pytest.mark.parametrize("said", ["RuntimeError: can't start new thread", "ValueError: no"])
+def test_a_worker_that_dies_early_is_heard_on_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    def perform(order: LaunchOrder, run_dir: Path, *_: object) -> Outcome:
+        (run_dir / "worker-2.err").write_text("Traceback\n" * 1000 + f"{said}\n\n")
+        return Outcome(exit_code=1, worker=2, reason="worker 2 ended with exit code 1")
+
+    monkeypatch.setattr("melodeon.backends.launcher._perform", perform)
+    main(["launcher", str(write_order(scripted(tmp_path, memory=512 << 20)))])
+    more = f": {said} {SENTENCE.format('raise')}" if "thread" in said else ""
+    assert ended_of(tmp_path / "job-1" / "job-1.1").reason == f"worker 2 ended with exit code 1{more}"
 
 
 def test_how_a_run_ended(tmp_path: Path) -> None:

@@ -62,9 +62,10 @@ def test_run_names_are_plain_and_new(tmp_path: Path) -> None:
     assert new_run_dir(tmp_path, "a").is_dir()
     with pytest.raises(UsageError, match="exists already"):
         new_run_dir(tmp_path, "a")
-    for name in ("../b", "a/b", "..", ""):
+    for name in ("../b", "a/b", "..", "", "a b", "a\n"):
         with pytest.raises(UsageError, match="plain folder name"):
             new_run_dir(tmp_path, name)
+    assert new_run_dir(tmp_path, "lr-0.1_b").is_dir()
 
 
 def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class FakeAgent:
         self.job, self.run_dir = job, run_dir
         self.asked: list[Ask] = []
         self.status = {**STATUS, "job": job}
+        self.earlier: list[dict[str, Any]] = []
+        """What is said before that, once each."""
         self.reply: Reply = reply or (lambda ask: (True, f"{ask.what} was done", {}))
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(sock))
@@ -82,7 +84,7 @@ class FakeAgent:
 
     def _answer(self, ask: Ask) -> Answer | None:
         if ask.what == "status":
-            return Answer(id=ask.id, ok=True, text="", values=self.status)
+            return Answer(id=ask.id, ok=True, text="", values=self.earlier.pop(0) if self.earlier else self.status)
         if ask.id not in [other.id for other in self.asked]:
             self.asked.append(ask)
         said = self.reply(ask)

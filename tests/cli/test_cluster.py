@@ -7,18 +7,23 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from melodeon.backends.fleet_folder import Owner, take
+from melodeon.backends.fleet_logs import read_logs
 from melodeon.backends.fleet_values import Ended
 from melodeon.cli.cluster import there
 from melodeon.control import address
 from melodeon.coord import registry
+from melodeon.core.service import LogChunk
+from melodeon.sched.quota import Quota
 from tests.cli.conftest import Melodeon
 from tests.cli.fake_agent import job as running_job
-from tests.control.api.serving import TOKEN, Serving, serving
+from tests.control.api.serving import ANN, TOKEN, Serving, serving
 
 JOB = """
 name: cnn
@@ -34,7 +39,13 @@ SHORT = ("--name", "short", "--steps", "20", "--curve", "1:10,4:40")
 @pytest.fixture
 def cluster(place: Path) -> Iterator[Serving]:
     """A service that this user has started, found by its address."""
-    with serving(place) as made:
+    with found(place) as made:
+        yield made
+
+
+@contextmanager
+def found(place: Path, **options: object) -> Iterator[Serving]:
+    with serving(place, **options) as made:
         token = made.state / "token"
         token.write_text(TOKEN)
         token.chmod(0o600)
@@ -43,6 +54,16 @@ def cluster(place: Path) -> Iterator[Serving]:
         (made.work / "job.yaml").write_text(JOB)
         yield made
         address.withdraw(where)
+
+
+def fail(cluster: Serving, job: str, reason: str) -> None:
+    """Have the first start of a job fail."""
+
+    async def end() -> None:
+        cluster.fleet.end(job, 1, Ended(status="failed", exit_code=1, reason=reason))
+
+    cluster.running(job)
+    cluster.do(end())
 
 
 def narrow(text: str) -> bool:
@@ -95,6 +116,19 @@ def test_a_rejected_job_can_be_submitted_again_from_what_is_known_of_it(
     assert first == second
 
 
+@pytest.mark.parametrize("quota", [Quota(active_jobs=1), Quota(jobs_per_day=1)])
+@pytest.mark.parametrize("job", [("work/job.yaml",), ("--run", "train.py", "--workdir", "work", "--steps", "9")])
+def test_a_job_too_many_leads_to_those_that_there_are(
+    place: Path, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch, quota: Quota, job: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("MELODEON_TOKEN", ANN)  # operators have no quota
+    with found(place, quota=quota):
+        melodeon("submit", "work/job.yaml")
+        code, out, _ = melodeon("submit", *job, "--deadline", "2d")
+        assert (code, out.splitlines()[-1]) == (3, "next       melodeon ps"), out
+        assert melodeon("show", "last")[1].splitlines()[-1] == "next       melodeon ps"
+
+
 def test_a_dry_run_is_a_value_and_submits_nothing(cluster: Serving, melodeon: Melodeon) -> None:
     code, out, _ = melodeon("submit", "work/job.yaml", "--deadline", "2d", "--dry-run", "-o", "json")
     plan = json.loads(out)
@@ -117,6 +151,16 @@ def test_a_flag_comes_before_the_file(cluster: Serving, melodeon: Melodeon) -> N
     assert melodeon("submit", "work/job.yaml", "--epochs", "3", "--curve", "1:4")[0] == 0
     spec = cluster.controller.job("cnn-1").spec
     assert (spec.get("steps"), spec["epochs"], spec["curve"]) == (None, 3, {"1": 4.0})
+
+
+def test_none_takes_the_files_deadline_back(cluster: Serving, melodeon: Melodeon) -> None:
+    Path("work/tight.yaml").write_text(f"{JOB}deadline: 1s\non_miss: soft\n")
+    assert melodeon("submit", "work/tight.yaml", "--deadline", "none")[0] == 0
+    found = cluster.controller.job("cnn-1")
+    assert (found.goal, found.deadline_at, "deadline" in found.spec) == ("best_effort", None, False)
+    said = melodeon("whatif", "work/tight.yaml", "--deadline", "none")[1].splitlines()[-1]
+    assert said == "next       melodeon submit work/tight.yaml --deadline none"
+    assert melodeon("submit", "work/job.yaml", "--deadline", "none")[0] == 0, "there was none"
 
 
 def test_a_job_whose_speed_is_not_known_is_answered_later(cluster: Serving, melodeon: Melodeon) -> None:
@@ -191,13 +235,7 @@ def test_wait_ends_as_the_job_does(cluster: Serving, melodeon: Melodeon) -> None
 
 def test_wait_ends_with_one_where_the_job_failed(cluster: Serving, melodeon: Melodeon) -> None:
     melodeon("submit", "work/job.yaml", "--restarts", "0")
-    cluster.running("cnn-1")
-    how = Ended(status="failed", exit_code=1, reason="a loss is NaN")
-
-    async def fail() -> None:
-        cluster.fleet.end("cnn-1", 1, how)
-
-    cluster.do(fail())
+    fail(cluster, "cnn-1", "a loss is NaN")
     code, out, _ = melodeon("wait", "cnn-1", "--quiet")
     assert (code, "a loss is NaN" in out, out.splitlines()[-1]) == (1, True, "next       melodeon logs cnn-1")
 
@@ -266,6 +304,15 @@ def test_a_service_that_is_gone_is_a_note_in_ps_and_an_error_elsewhere(
     assert melodeon("nodes")[0] == 5
 
 
+def test_a_wrong_address_is_said(place: Path, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MELODEON_URL", "http://exa_mple..com/")
+    code, out, err = melodeon("show", "x")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: 'http://exa_mple..com/' is no address of a service: write one such as http://127.0.0.1:8470\n"
+    )
+
+
 def test_a_wrong_token_is_said(cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MELODEON_TOKEN", "wrong")
     code, out, err = melodeon("nodes")
@@ -292,6 +339,43 @@ def test_logs_of_a_cluster_job(cluster: Serving, melodeon: Melodeon) -> None:
     melodeon("submit", "work/job.yaml", "--deadline", "1s")
     code, _, err = melodeon("logs", "cnn-2")
     assert (code, "job cnn-2 is rejected and has no output of any worker" in err) == (4, True)
+
+
+def test_logs_of_a_job_that_failed_before_it_printed_say_why(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml", "--restarts", "0")
+    cluster.fleet.logs = lambda *_: LogChunk(text="", next="1~~", over=True)  # type: ignore[method-assign]
+    code, _, err = melodeon("logs", "cnn-1")
+    assert (code, err.endswith("has no output of any worker: see `melodeon show cnn-1`\n")) == (4, True), err
+    fail(cluster, "cnn-1", "its launcher has no memory")
+    melodeon("wait", "cnn-1")
+    code, out, err = melodeon("logs", "cnn-1")
+    assert (code, out, "melodeon show" in err) == (4, "", False)
+    assert "job cnn-1 is failed and has no output of any worker: " in err
+    assert "its launcher has no memory" in err
+
+
+def test_logs_of_a_worker_that_is_not_there_name_those_that_are(
+    cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    melodeon("submit", "work/job.yaml", *SHORT, "--wait")
+    monkeypatch.setattr(cluster.fleet, "logs", read_logs)
+    folders = [cluster.state / "jobs" / "short-1" / f"short-1.{number}" for number in (1, 2)]
+    for folder in folders:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        take(folder, Owner(pid=0, started=0))
+    for more in ((), ("-o", "json"), ("--tail", "3")):
+        code, out, err = melodeon("logs", "short-1", *more)
+        assert (code, out, "has no output of any worker" in err) == (4, "", True), "a new start is no output"
+    (folders[0] / "worker-0.log").write_text("one\ntwo\n")
+    (folders[0] / "worker-3.log").write_text("three\n")
+    for more in ((), ("-o", "json"), ("--tail", "3")):
+        code, out, err = melodeon("logs", "short-1", "--worker", "9", *more)
+        assert (code, out) == (4, "")
+        assert err == "error: job short-1 is done and has no output of worker 9: it has some of workers 0, 3\n"
+    assert melodeon("logs", "short-1", "--worker", "0")[:2] == (0, "one\ntwo\n--- start 2 ---\n")
+    assert melodeon("logs", "short-1", "--worker", "0", "--tail", "1")[:2] == (0, "two\n--- start 2 ---\n")
+    assert melodeon("logs", "short-1", "--worker", "9", "--tail", "0") == (0, "", "")
+    assert melodeon("logs", "short-1", "--worker", "9", "-f")[:2] == (0, "--- start 2 ---\n")
 
 
 def test_a_name_is_the_clusters_first_and_a_local_run_else(cluster: Serving, melodeon: Melodeon) -> None:
@@ -332,6 +416,11 @@ def test_events_are_told_and_followed(cluster: Serving, melodeon: Melodeon) -> N
     later = melodeon("events", "--after", rows[-1]["seq"], "-o", "json")[1].splitlines()
     assert json.loads(later[0])["seq"] == rows[-1]["seq"] + 1
     newest = json.loads(later[-1])["seq"]
+    for tail in (2, 1000):
+        assert (
+            melodeon("events", "--after", rows[-1]["seq"], "--tail", tail, "-o", "json")[1].splitlines()
+            == later[-tail:]
+        )
     command = [sys.executable, "-m", "melodeon", "events", "-f", "--after", str(newest - 1), "-o", "json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
@@ -353,6 +442,8 @@ def test_policy_and_what_if(cluster: Serving, melodeon: Melodeon) -> None:
     assert out.splitlines()[-1] == "next       melodeon submit work/job.yaml --deadline 3d"
     assert melodeon("whatif", "-p", "edf")[1].splitlines()[-1] == "next       melodeon policy edf"
     assert json.loads(melodeon("whatif", "-o", "json")[1])["policy"] == "elasticflow"
+    code, _, err = melodeon("whatif", "--deadline", "1h")
+    assert (code, err) == (2, "error: --deadline 1h is for one more job, and none is named: give its FILE too\n")
     assert melodeon("policy")[1].startswith("policy     elasticflow\n")
     assert melodeon("policy", "fifo")[1].startswith("policy     fifo, after elasticflow")
     assert json.loads(melodeon("policy", "-o", "json")[1])["policy"] == "fifo"
@@ -403,6 +494,23 @@ def test_cancel_is_for_good(cluster: Serving, melodeon: Melodeon) -> None:
     code, _, err = melodeon("cancel", "short-2")
     assert (code, "is done already: there is nothing to cancel" in err) == (2, True)
     assert melodeon("cancel", "nobody")[0] == 4
+
+
+@pytest.mark.parametrize(
+    "args", [["show"], ["wait"], ["cancel"], ["edit", "--priority", "2"], ["events"], ["logs"], ["logs", "--local"]]
+)
+def test_a_job_without_a_name_is_refused(cluster: Serving, melodeon: Melodeon, args: list[str]) -> None:
+    melodeon("submit", "work/job.yaml")
+    code, out, err = melodeon(args[0], "", *args[1:])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: job '' is no name: give a job's id, the beginning of it, or `last`")
+
+
+def test_a_running_job_without_a_name_is_refused(place: Path, melodeon: Melodeon) -> None:
+    with running_job(place, "20261115-132710-1fc0"):
+        for command in ("top", "stop", "logs"):
+            code, _, err = melodeon(command, "")
+            assert (code, "job '' is no name" in err) == (2, True), err
 
 
 def test_a_start_of_a_clusters_job_is_not_changed_behind_its_back(cluster: Serving, melodeon: Melodeon) -> None:

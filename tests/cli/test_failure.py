@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from melodeon.backends.outcome import Outcome
-from tests.cli.conftest import Melodeon
+from tests.cli.conftest import Melodeon, called
 
 REASON = "a loss of step 2 is NaN or infinite: find its cause"
 WORDS = f"its own words\nerror: {REASON}\n"
@@ -48,3 +48,10 @@ def test_a_worker_that_was_not_shown_is_quoted(
         "[worker 1] its own words",
         f"error: {REASON} (log: .melodeon/runs/a/worker-1.err)",
     ]
+
+
+def test_what_a_terminal_would_obey_is_not_sent_with_a_mistake(place: Path) -> None:
+    done = called(place, "explain", "\x1b[31mred\x07", "a")
+    assert done.returncode != 0
+    assert "red" in done.stderr
+    assert not {"\x1b", "\x07"} & set(done.stderr)

@@ -33,6 +33,13 @@ def test_a_part_of_the_time(kept: Path, melodeon: Melodeon) -> None:
     assert (code, "the first must be the earlier" in err) == (2, True)
 
 
+@pytest.mark.parametrize("kind", ["jct", "deadlines"])
+def test_a_picture_that_is_not_over_time_has_no_part_of_it(kept: Path, melodeon: Melodeon, kind: str) -> None:
+    for option in ("--from", "--to"):
+        code, _, err = melodeon("plot", kept, "-o", "x.svg", "-k", kind, option, "1h")
+        assert (code, f"--from and --to choose a time, and --kind {kind} is drawn over none" in err) == (2, True)
+
+
 def test_mistakes(kept: Path, place: Path, melodeon: Melodeon) -> None:
     assert "must end in .svg or .png" in melodeon("plot", kept, "-o", "x.pdf")[2]
     assert "shows 1 simulation and 2 were given" in melodeon("plot", kept, "-o", "x.svg")[2]

@@ -12,6 +12,8 @@ def test_events_in_words() -> None:
     assert describe({"kind": "checkpoint", "step": 5, "path": "c/x"}, None) == "checkpoint of step 5: c/x"
     assert describe({"kind": "step", "step": 5, "metrics": {"loss": 0.5}}, 20) == "step 5/20 loss 0.5"
     assert describe({"kind": "joined", "worker": 1}, None) is None
+    joined = {"kind": "joined", "worker": 0, "virtual_workers": 1, "assignment": "1"}
+    assert str(describe(joined, None)).startswith("1 virtual worker as 1 on ")
     assert describe({"kind": "something new"}, None) is None
 
 

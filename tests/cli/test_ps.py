@@ -40,6 +40,13 @@ def test_running_jobs_with_what_they_say_of_themselves(place: Path, melodeon: Me
     assert (int(age) < 60, unit, left) == (True, "s", "2")
 
 
+def test_a_job_that_starts_has_no_step(place: Path, melodeon: Melodeon) -> None:
+    with job(place, "new") as agent:
+        agent.status |= {"phase": "starting", "step": -1, "workers": []}
+        row = json.loads(melodeon("ps", "-o", "json")[1])["jobs"][0]
+    assert (row["status"], row["step"], row["workers"]) == ("starting", None, 0)
+
+
 @pytest.mark.parametrize(
     ("length", "titles"),
     [

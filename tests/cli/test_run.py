@@ -10,6 +10,7 @@ import pytest
 
 from melodeon.backends.runs import Request
 from tests.cli.conftest import Melodeon, called
+from tests.cli.fake_agent import job
 
 SCRIPT = """
 import json, os, sys
@@ -33,6 +34,9 @@ elif "--fail" in sys.argv:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
+    curves = {"three": {"3": {"1": 2.0}}, "none": {"1": {"0": 2.0}}, "back": {"1": {"1": -3.0}}, "empty": {"1": {}}}
+    for name, curve in curves.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(curve))
     return tmp_path
 
 
@@ -51,6 +55,11 @@ def test_progress_and_the_summary_go_to_stderr(folder: Path) -> None:
     assert "d1" * 32 in done.stderr
     assert str(Path(".melodeon/runs/a")) in done.stderr
     assert max(map(len, done.stderr.splitlines())) <= 80
+
+
+def test_one_step_is_one_step(folder: Path) -> None:
+    (folder / "train.py").write_text(SCRIPT.replace('kind="end", step=2', 'kind="end", step=1'))
+    assert "done: 1 step in" in called(folder, "run", "--static", "train.py").stderr
 
 
 def test_quiet_leaves_only_the_script(folder: Path) -> None:
@@ -127,7 +136,14 @@ def test_when_workers_are_slow_or_replaced_is_a_choice(
         (["--curves", "x.json", "train.py"], 2, "it goes with --curves"),
         (["--hybrid", "--curves", "train.py", "train.py"], 2, "holds no scaling curves"),
         (["--batch-history", "train.py", "train.py"], 2, "holds no batch history"),
+        (["--batch-history", "three.json", "train.py"], 2, "holds no batch history: it looks like"),
+        (["--hybrid", "--curves", "three.json", "train.py"], 2, "batch factor 3: batches are doubled, to 1, 2, 4, ..."),
+        (["--hybrid", "--curves", "none.json", "train.py"], 2, "Expected `int` >= 1"),
+        (["--hybrid", "--curves", "back.json", "train.py"], 2, "Expected `float` > 0.0"),
+        (["--hybrid", "--curves", "empty.json", "train.py"], 2, "length >= 1"),
         (["--batch-history", ".", "train.py"], 4, "is no run's folder"),
+        (["--straggler", "inf", "train.py"], 2, "a straggler factor of inf tells no slow worker from the others"),
+        (["--straggler", "0.5", "train.py"], 2, "give 0, which watches nobody, or a number of at least 1"),
         (["--store", "nonsense", "train.py"], 2, "'nonsense' names no store: give"),
         (["--store", "tcp:here:65536", "train.py"], 2, "'tcp:here:65536' is no address of an embedded store: give"),
         (["--store", "http://here:99999", "train.py"], 2, "'http://here:99999' is no address of etcd: give"),
@@ -140,6 +156,14 @@ def test_mistakes_get_one_sentence_and_their_exit_code(folder: Path, args: list[
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert not (folder / ".melodeon").exists()
+
+
+def test_a_name_under_which_a_job_runs_elsewhere_is_refused(place: Path, melodeon: Melodeon) -> None:
+    (place / "train.py").touch()
+    with job(place, "exp") as agent:
+        code, _, err = melodeon("run", "--runs-root", "b", "--name", "exp", "train.py")
+    assert (code, err) == (2, f"error: job 'exp' runs already in {agent.run_dir}: give another --name\n")
+    assert not (place / "b").exists()
 
 
 def test_a_missing_torch_is_said_before_anything_starts(folder: Path) -> None:

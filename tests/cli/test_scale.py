@@ -34,9 +34,29 @@ def test_scale_says_what_happened_and_what_to_do_next(agent: FakeAgent, melodeon
 
 
 def test_what_the_answer_leaves_out_is_taken_from_the_status(agent: FakeAgent, melodeon: Melodeon) -> None:
+    agent.earlier = [{**agent.status, "generation": 2}]
     said = json.loads(melodeon("scale", "4", "-o", "json")[1])
     assert said["job"] == agent.job
     assert (said["generation"], said["step"], said["pauses"]) == (3, 900, {"0": 0.042, "2": 0.04})
+
+
+@pytest.mark.parametrize("command", [["scale", "2"], ["migrate"]])
+def test_a_wish_that_changed_nothing_has_made_nobody_wait(
+    agent: FakeAgent, melodeon: Melodeon, command: list[str]
+) -> None:
+    agent.reply = lambda ask: (True, "the job has 2 workers", {"workers": 2, "generation": 3})
+    code, out, _ = melodeon(*command)
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["done", "view", "next"])
+
+
+def test_how_many_more_are_needed_on_an_agent_is_known_when_the_job_has_settled(
+    agent: FakeAgent, melodeon: Melodeon
+) -> None:
+    starting = {**agent.status, "phase": "starting", "workers": []}
+    agent.earlier = [starting, {**agent.status, "queue": [{"what": "scale_out"}]}]
+    assert melodeon("scale", "--on", "a0", "4")[0] == 0
+    assert [(ask.what, ask.values) for ask in agent.asked] == [("scale_out", {"n": 2, "on": "a0"})]
+    assert agent.earlier == []
 
 
 @pytest.mark.parametrize(
@@ -67,6 +87,10 @@ def test_ways_to_say_it(
         (["2026", "0"], 2, "N 0 is no number of workers"),
         (["2026", "four"], 2, "N four is no number of workers: give a whole number"),
         (["--out", "-1"], 2, "--out -1 is no number of workers"),
+        (["9" * 20], 2, f"N {'9' * 20} is no number of workers: give a whole number from 1 to 1,000,000"),
+        (["9" * 5000], 2, "is no number of workers"),
+        (["--out", "9" * 20], 2, f"--out {'9' * 20} is no number of workers"),
+        (["--remove", "9" * 20], 2, f"--remove {'9' * 20} is no list of workers"),
         (["--remove", "3,x"], 2, "--remove 3,x is no list of workers"),
         (["--remove", "3,3"], 2, "each number once"),
         (["--in", "1", "--on", "a1"], 2, "--in starts none: leave --on out"),
@@ -123,7 +147,11 @@ def test_no_wait_returns_when_the_job_has_written_the_wish_down(agent: FakeAgent
 
 
 def test_no_wait_still_tells_a_refusal(agent: FakeAgent, melodeon: Melodeon) -> None:
-    agent.reply = lambda ask: (False, "no", {})
+    def reply(ask: Ask) -> tuple[bool, str, dict[str, object]]:
+        agent.write_event(kind="ask", what=ask.what, n=4)  # written before it is judged
+        return False, "no", {}
+
+    agent.reply = reply
     assert melodeon("scale", "4", "--no-wait") == (2, "", "error: no\n")
 
 
@@ -151,7 +179,12 @@ def test_profile_as_a_table(agent: FakeAgent, melodeon: Melodeon) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "sentence"), [(["--min", "0"], "--min 0 is no"), (["--min", "4", "--max", "2"], "from small to large")]
+    ("args", "sentence"),
+    [
+        (["--min", "0"], "--min 0 is no"),
+        (["--max", "9" * 20], f"--max {'9' * 20} is no number of workers"),
+        (["--min", "4", "--max", "2"], "from small to large"),
+    ],
 )
 def test_profile_refuses_sizes_that_are_none(
     agent: FakeAgent, melodeon: Melodeon, args: list[str], sentence: str

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from melodeon.cli.output import print_table
+
 SCRIPT = """
 import torch
 from torch.nn import functional
@@ -41,6 +43,17 @@ def test_operators_are_listed_and_the_scripts_checkpoints_left_alone(tmp_path: P
     assert (found["verdicts"]["D1"]["holds"], found["verdicts"]["D2"]["holds"]) == (True, False)
     assert "the script's own words" in done.stderr
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_long_module_path_is_folded_and_not_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "a_rather_long_name_of_a_module_in_a_model_that_is_deep.0.attention.out_projection"
+    print_table(["module", "operator", "calls"], [[path, "convolution_backward", "12"]])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert max(map(len, lines)) <= 80
+    assert "".join(line.split()[0] for line in lines[2:]) == path
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -126,7 +127,16 @@ def test_bad_rows_stop_or_are_counted(trace: Path, melodeon: Melodeon) -> None:
     assert (code, err) == (2, f"error: {trace}, line 14, column 'submission_time': 'soon' is not a number\n")
     code, _, err = melodeon("sim", trace, "--skip-bad", "-c", "2x4", "-j", 1)
     assert code == 0
-    assert "1 row is bad and left out, the first at line 14, column 'submission_time'" in err
+    assert f"1 row is bad and left out, the first at {trace}, line 14, column 'submission_time'" in err
+
+
+def test_a_bad_row_is_named_by_the_file_that_it_is_in(place: Path, melodeon: Melodeon) -> None:
+    (place / "pai_job_table.csv").write_text("".join(f"{name},i,u,Terminated,10,200\n" for name in "ab"))
+    row = "{},worker,1,Terminated,10,200,600,29,{},T4\n"
+    (place / "pai_task_table.csv").write_text(row.format("a", "100") + row.format("b", "much"))
+    code, _, err = melodeon("sim", "pai_job_table.csv", "--skip-bad", "-p", "fifo", "-c", "1x4", "-j", 1)
+    assert code == 0
+    assert "pai_job_table: 1 row is bad and left out, the first at pai_task_table.csv, line 2, column 'plan_gpu'" in err
 
 
 def test_tables_beside_a_trace_are_used(trace: Path, place: Path, melodeon: Melodeon) -> None:
@@ -136,6 +146,51 @@ def test_tables_beside_a_trace_are_used(trace: Path, place: Path, melodeon: Melo
     err = melodeon("sim", trace, "-c", "2x4:A100", "-p", "fifo", "-j", 1)[2]
     assert "curves are of the tables in" in err
     assert "linear" not in err
+
+
+@pytest.fixture
+def two_tables(place: Path) -> None:
+    for kind in ("A100", "T4"):
+        (place / f"throughputs_{kind}").mkdir()
+        (place / f"throughputs_{kind}" / "bert.csv").write_text("global_batch_size,1,2,4\n64,1.0,1.8,3.0\n")
+
+
+@pytest.mark.usefixtures("trace", "two_tables")
+@pytest.mark.parametrize(
+    ("cluster", "given", "said"),
+    [
+        ("2x4:T4", ("throughputs_A100",), "is of A100, which the cluster has not: write T4=throughputs_A100 to take"),
+        ("2x4:A100", ("throughputs_A100", "throughputs_T4"), "throughputs_T4 is of T4, which the cluster has not"),
+        (
+            "2x4:A100",
+            ("A100=throughputs_A100", "A100=throughputs_T4"),
+            "A100=throughputs_T4 is of A100, and so is A100=throughputs_A100: give the tables of a type once",
+        ),
+        ("2x4:V100", ("gavel.json", "again.json"), "again.json is of V100, and so is gavel.json"),
+        ("2x4:V100", ("gavel.json", "V100=throughputs_T4"), "throughputs_T4 is of V100, and so is gavel.json"),
+    ],
+)
+def test_tables_of_another_type_or_of_one_type_twice_are_refused(
+    melodeon: Melodeon, cluster: str, given: tuple[str, ...], said: str
+) -> None:
+    for name in ("gavel.json", "again.json"):
+        Path(name).write_text('{"v100": {"(\'A3C\', 1)": {"null": 2.0}}}')
+    code, _, err = melodeon("sim", "small.csv", "-c", cluster, *(part for table in given for part in ("-t", table)))
+    assert (code, said in err) == (2, True), err
+
+
+@pytest.mark.usefixtures("trace", "two_tables")
+@pytest.mark.parametrize(
+    ("cluster", "given"),
+    [
+        ("2x4:T4", ("T4=throughputs_A100",)),
+        ("2x4", ("throughputs_A100",)),
+        ("1x4:A100,1x4:T4", ("throughputs_A100", "throughputs_T4")),
+    ],
+)
+def test_tables_of_another_type_can_be_meant(melodeon: Melodeon, cluster: str, given: tuple[str, ...]) -> None:
+    tables = [part for table in given for part in ("-t", table)]
+    assert melodeon("sim", "small.csv", "-c", cluster, *tables, "-p", "fifo", "-j", 1)[0] == 0
 
 
 def test_a_cluster_spec_and_node_failures(trace: Path, place: Path, melodeon: Melodeon) -> None:
@@ -169,6 +224,7 @@ def test_an_option_of_several_numbers(given: str, held: tuple[float, ...]) -> No
         (("small.csv", "-c", "small.csv:"), 2, "write a spec file as FILE.csv or FILE.csv:TYPE"),
         (("small.csv", "-o", "xml"), 2, "-o xml is not one of table, json, csv"),
         (("small.csv", "--slot", "soon"), 2, "--slot soon is not a length of time"),
+        (("small.csv", "--slot", "9" * 310), 2, "9… is too long: no time may be above 1e+12 seconds"),
         (("small.csv", "--jobs", "0"), 2, "--jobs 0 must be at least 1"),
         (("small.csv", "--first", "0"), 2, "--first 0 must be at least 1"),
         (("small.csv", "--failures", "3d"), 2, "needs two times"),
@@ -177,6 +233,10 @@ def test_an_option_of_several_numbers(given: str, held: tuple[float, ...]) -> No
         (("small.csv", "--format", "heliox"), 2, "did you mean 'helios'?"),
         (("small.csv", "-c", "1x1:A,1x1:B", "-t", "."), 2, "does not say which type it is of"),
         (("--generate", "poison:3"), 2, "--generate poison:3 cannot be read"),
+        (("--generate", "poisson:\u00b2"), 2, "--generate poisson:\u00b2 cannot be read"),
+        (("--generate", "poisson:" + "9" * 4400), 2, "9… cannot be read: write poisson|philly:JOBS"),
+        (("--generate", "poisson:3", "--format", "pai"), 2, "--format pai is of trace files, and none is named"),
+        (("--generate", "poisson:3:tightness=0.5-inf"), 2, "tightness=0.5-inf must be two numbers above 0"),
         (("--generate", "poisson:3:gap=x"), 2, "is not a length of time"),
         (("--generate", "poisson:0"), 2, "jobs=0, gap=900, duration=3600 and spread=0.5 cannot be drawn"),
         (("--generate", "poisson:3:best-effort=2"), 2, "best-effort=2 is a share of jobs"),
@@ -220,6 +280,45 @@ def test_traces_of_one_name_are_told_apart(trace: Path, place: Path, melodeon: M
     out = melodeon("sim", trace, again, numbered, "-p", "fifo", "-o", "json", "-j", 1, "--save", "kept")[1]
     names = [row["trace"] for row in json.loads(out)["results"]]
     assert len(set(names)) == len(list((place / "kept").iterdir())) == 3, names
+
+
+def test_names_that_are_alike_as_files_are_all_kept(trace: Path, place: Path, melodeon: Melodeon) -> None:
+    for name in ("a b.csv", "a_b.csv", "a_b-elastic.csv"):
+        (place / name).write_text(RAW)
+    traces = ("a b.csv", "a_b.csv", "a_b-elastic.csv")
+    out = melodeon("sim", *traces, "-p", "fifo,elastic-fifo", "-o", "json", "-j", 1, "--save", "kept")[1]
+    rows = json.loads(out)["results"]
+    assert [row["trace"] for row in rows[::2]] == ["a b", "a_b", "a_b-elastic"]
+    assert len(list((place / "kept").iterdir())) == len(rows) == 6
+    for row in rows:
+        told = melodeon("explain", row["file"], "job0")[1]
+        assert told.startswith(f"job job0 of {row['trace']} under {row['policy']} on")
+
+
+@pytest.mark.parametrize("more", ["", ":quote=no"])
+def test_policies_that_differ_in_their_options_are_told_apart(trace: Path, melodeon: Melodeon, more: str) -> None:
+    reserves = [f"elasticflow:reserve={count}{more}" for count in (4, 8, 128)]
+    out = melodeon("sim", trace, "-p", ",".join(reserves), "-c", "32x8", "-j", 1)[1]
+    assert max(map(len, out.splitlines())) <= 80
+    rows = [line.split()[0] for line in out.splitlines() if line.startswith("e")]
+    for table in (rows[:3], rows[3:6], rows[6:]):
+        assert len(set(table)) == 3, out
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_sent(place: Path, melodeon: Melodeon) -> None:
+    escape = "\x1b[31m"
+    (place / "some.csv").write_text(HEAD + f"a{escape},0,500,2\na{escape}b,5,900,4\n")
+    assert melodeon("sim", "some.csv", "-c", "1x4", "-p", "fifo", "-j", 1, "--save", "kept")[0] == 0
+    code, out, _ = melodeon("explain", "kept", f"a{escape}b")
+    assert (code, "\x1b" in out) == (0, False)
+    assert out.startswith("job a\N{REPLACEMENT CHARACTER}[31mb of some under fifo")
+    code, _, err = melodeon("explain", "kept", "a")
+    assert (code, "could be any of a\N{REPLACEMENT CHARACTER}[31m, " in err, "\x1b" in err) == (4, True, False)
+    for file in ("x.svg", "x.png"):
+        assert melodeon("plot", "kept", "-o", file)[0] == 0
+    ET.parse("x.svg")
+    (place / "bad.csv").write_text(f"job_id,{escape}\na,b\n")
+    assert "\x1b" not in melodeon("sim", "bad.csv")[2]
 
 
 def test_a_process_that_dies_costs_its_own_figures_only(place: Path) -> None:

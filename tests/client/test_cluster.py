@@ -230,6 +230,24 @@ def test_errors_are_those_of_the_tree(service: Serving, cluster: Cluster) -> Non
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        *("http://exa_mple..com/", f"http://{'a' * 64}.com", "http://.", "http://xn--a", "http://a b", "http://a/ b"),
+        *("http://h:99999", "http://h:-1", "http://h:0", "http://h:x", "http://:80", "http://[::1", "http://[zz]:80"),
+        *("http://h/\0", "http://", "127.0.0.1:80", "h", "//h", " "),
+    ],
+)
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no address of a service: write one such as"):
+        checked_url(text)
+
+
+@pytest.mark.parametrize("text", ["http://[::1]:8470", "https://exa_mple.com", "http://h:65535", " http://h\n"])
+def test_an_address_is_taken(text: str) -> None:
+    assert checked_url(text) == text.strip()
+
+
+@pytest.mark.parametrize(
     ("body", "kind"),
     [
         (b'{"error": "x", "code": 3}', Rejected),

@@ -341,7 +341,7 @@ def test_quotas_hold_for_measured_jobs_too(tmp_path: Path) -> None:
         other = await stage.ask(stage.controller.submit(spec(curve=CURVE, deadline="10h"), user="bob"))
         assert other.admitted
 
-    play(tmp_path, act, rules=rules)
+    play(tmp_path, act, rules=lambda: rules)
 
 
 def test_the_clock_may_go_back(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from random import Random
 from typing import Any, get_args
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from melodeon.backends.fleet_values import How
+from melodeon.control.curves import Known
 from melodeon.control.events import (
     AnyFact,
     CancelAsked,
@@ -36,11 +38,13 @@ from melodeon.control.events import (
     encode,
 )
 from melodeon.control.rounds import overheads_of
+from melodeon.control.specs import length_of
 from melodeon.control.state import STARTS, State, fold, fold_all
 from melodeon.core.cluster import DeviceType
 from melodeon.core.overhead import Overheads, Pause
 from melodeon.core.plan import Block
 from melodeon.core.service import MOVES, OVER, Phase
+from melodeon.core.spec import read_spec
 
 CPU = DeviceType("cpu")
 HOW: tuple[How, ...] = get_args(How)
@@ -156,6 +160,39 @@ def test_a_draft_changes_nothing_of_what_it_was_made_from(log: list[Entry], cut:
     draft = fold_all(state.draft(), log[cut:])
     assert msgspec.json.encode(state) == before
     assert draft == fold_all(State(), log)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reached", "phase"),
+    [(400, 300, Phase.WAITING), (200, 300, Phase.DONE), (300, 300, Phase.DONE)],
+    ids=["more is wanted", "more was done", "as much"],
+)
+def test_a_run_that_ends_before_it_heard_of_an_edit_goes_on_to_the_new_end(
+    steps: int, reached: int, phase: Phase
+) -> None:
+    state = State()
+    submitted = submit(1, measure=False)
+    name, file = submitted.job, submitted.spec | {"steps": steps}
+    for fact in (
+        submitted,
+        Judged(job=name, admitted=True, why="", policy="elasticflow"),
+        plan(name, 1),
+        Launched(job=name, incarnation=1, slots={"n": (0,)}),
+        Training(job=name, incarnation=1),
+        Edited(job=name, user="ada", spec=file, deadline_at=None, changed=("steps",), admitted=True),
+        Ended(job=name, incarnation=1, status="done", exit_code=0, digest="d", step=reached),
+    ):
+        fold(state, 100.0, fact)
+    assert (state.live | state.past)[name].phase is phase
+
+
+def test_a_script_that_ends_earlier_than_its_file_allows_is_as_long_as_it_says() -> None:
+    state = State()
+    fold(state, 0.0, submit(1, measure=False))
+    spec = read_spec(SPEC)
+    assert length_of(state.live["a-1"], spec, Known()) == SPEC["steps"]
+    fold(state, 1.0, Sized(job="a-1", total_steps=6, steps_per_epoch=3))
+    assert length_of(state.live["a-1"], spec, Known()) == 6
 
 
 def test_starts_are_remembered_as_long_as_they_took() -> None:

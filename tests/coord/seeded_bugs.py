@@ -104,7 +104,7 @@ BUGS: dict[str, Bug] = {
         "test_master_place.py::test_a_lost_worker_is_replaced_on_the_slots_of_the_job",
     ),
     "a_wish_for_slots_is_fulfilled_when_some_came": Bug(
-        f"{COORD}.changes:_advance", 'ok=change.what != "place" or is_placed(state, change)', "ok=True"
+        f"{COORD}.changes:_advance", "ok=_is_fulfilled(state, change)", "ok=True"
     ),
     "an_older_wish_for_slots_is_carried_out_too": Bug(
         f"{COORD}.changes:supersede", "older = [change for change in state.queue", "older = [change for change in []",

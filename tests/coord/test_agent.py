@@ -1,5 +1,6 @@
 """Real agents, nurseries and scripted workers: kill or stop any of them, and see the rest go on."""
 
+import asyncio
 import os
 import signal
 import time
@@ -7,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from melodeon.backends.elastic import Elastic, run_elastic
+from melodeon.backends.local import Event
 from melodeon.coord.marks import read_marks
+from melodeon.coord.master_state import JobConfig
+from melodeon.coord.store import Listing, open_store
 from melodeon.core.errors import Unreachable
+from melodeon.core.launch import Launch
 from tests.coord.etcd_process import EtcdMember
-from tests.coord.running import Running, eventually, gone
+from tests.coord.running import PRELOAD, SCRIPT, Running, eventually, gone
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +143,25 @@ def test_a_job_whose_store_is_etcd_loses_its_master_too(tmp_path: Path, etcd_mem
         assert job.handle.scale_in(workers=[0]).ok
         job.wait_for_view(1, 2, 3)
         assert job.workers() == {w: pid for w, pid in workers.items() if w != 0}
+
+
+def test_a_job_finds_nothing_of_one_that_had_its_name_and_leaves_nothing(
+    tmp_path: Path, etcd_member: EtcdMember
+) -> None:
+    elastic = Elastic(job=JobConfig(job="again"), store=etcd_member.url, preload=PRELOAD)
+    for steps in (3, 5):
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        events: list[Event] = []
+        assert run_elastic([SCRIPT, str(steps)], Launch(), folder, elastic, on_event=events.append).ok
+        assert f"trained {steps}\n" in (folder / "worker-0.log").read_text()
+        assert [event["kind"] for event in events].count("worker_started") == 1
+
+    async def left() -> Listing:
+        async with open_store(etcd_member.url) as store:
+            return await store.list("melodeon/again/")
+
+    assert dict(asyncio.run(left())) == {}
 
 
 def test_a_stopped_master_is_replaced_and_can_do_no_harm_when_it_wakes(tmp_path: Path) -> None:

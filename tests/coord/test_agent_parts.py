@@ -76,6 +76,7 @@ async def a_store(folder: Path) -> AsyncIterator[Troubled]:
 def make_config(folder: Path) -> AgentConfig:
     config = AgentConfig(
         job="j",
+        run="r",
         agent="a",
         host="h",
         slots=1,

@@ -140,6 +140,48 @@ def test_jobs_are_found_by_what_people_type() -> None:
     assert registry.find("2026").id == "20260101-old"
 
 
+def test_an_id_has_one_job_at_a_time_and_only_its_own_entry_is_removed() -> None:
+    registry.write(entry("mine"), alone=True)
+    registry.write(entry("mine", created="2026-01-02"), alone=True)
+    with pytest.raises(UsageError, match=r"^job 'mine' runs already in /runs/mine: give another --name$"):
+        registry.write(entry("mine", run_dir="/other/mine"), alone=True)
+    registry.remove("mine", Path("/other/mine"))
+    assert registry.find("mine") == entry("mine", created="2026-01-02")
+    registry.remove("mine", Path("/runs/mine"))
+    registry.write(entry("mine", pid=2**22 - 1), alone=True)  # its launcher is gone
+    registry.write(entry("mine", run_dir="/other/mine"), alone=True)
+    assert [e.run_dir for e in registry.entries()] == ["/other/mine"]
+
+
+def test_of_many_that_want_an_id_at_once_one_gets_it() -> None:
+    refused: list[str] = []
+
+    def claim(folder: str) -> None:
+        try:
+            registry.write(entry("mine", run_dir=folder), alone=True)
+        except UsageError:
+            refused.append(folder)
+
+    folders = [f"/runs/{number}" for number in range(8)]
+    claims = [threading.Thread(target=claim, args=(folder,)) for folder in folders]
+    for thread in claims:
+        thread.start()
+    for thread in claims:
+        thread.join()
+    assert sorted([*refused, registry.find("mine").run_dir]) == folders
+
+
+def test_a_number_that_no_message_can_hold_is_refused_before_it_is_sent() -> None:
+    handle = client.JobHandle(entry("any"))
+    for wish in (
+        lambda: handle.scale(2**70),
+        lambda: handle.profile(1, 2**70),
+        lambda: handle.scale_in(workers=[-(2**70)]),
+    ):
+        with pytest.raises(UsageError, match=r"holds a number that nobody can read: give numbers below 2\*\*63"):
+            wish()
+
+
 def test_a_number_that_was_given_again_is_nobody() -> None:
     registry.write(entry("again", started=1))
     assert registry.entries() == []

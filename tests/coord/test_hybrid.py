@@ -6,7 +6,7 @@ from melodeon.coord.hybrid import best_size, decide, rate_at, rate_factor
 
 CURVES = {
     1: {1: 100.0, 2: 180.0, 4: 200.0, 8: 150.0},
-    2: {1: 110.0, 2: 200.0, 4: 340.0, 8: 360.0},
+    2: {1: 110.0, 2: 200.0, 4: 340.0, 8: 350.0},
     4: {1: 115.0, 2: 210.0, 4: 380.0, 8: 640.0, 16: 700.0},
 }
 
@@ -37,6 +37,27 @@ def test_shrinking_and_unknown_curves_keep_the_batch() -> None:
     assert decide(CURVES, 2, 8, 4).factor == 2
     assert decide({}, 1, 1, 8).factor == 1
     assert "no scaling curve" in decide({}, 1, 1, 8).why
+
+
+@pytest.mark.parametrize(
+    ("curve", "old_size", "new_size"),
+    [({1: 10.0, 2: 20.0, 4: 40.0}, 2, 8), ({2: 20.0}, 2, 4), ({1: 5.0, 2: 6.0}, 2, 4)],
+)
+def test_a_batch_that_was_not_measured_with_enough_workers_is_kept(
+    curve: dict[int, float], old_size: int, new_size: int
+) -> None:
+    decision = decide({1: curve}, 1, old_size, new_size)
+    assert decision.factor == 1
+    assert f"still gains at {max(curve)} workers, and more were not measured" in decision.why
+
+
+def test_a_curve_that_has_levelled_out_was_measured_with_enough_workers() -> None:
+    assert decide({1: {1: 10.0, 2: 15.0, 4: 15.2}}, 1, 4, 8).factor == 2
+
+
+def test_of_larger_batches_the_first_that_may_do_is_taken() -> None:
+    curves = {1: {1: 9.0, 2: 8.0}, 2: {1: 9.0, 2: 18.0}, 4: {1: 9.0, 2: 18.0, 8: 60.0}}
+    assert decide(curves, 1, 1, 8).factor == 2
 
 
 def test_the_rate_moves_linearly() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from melodeon.coord.hybrid import HybridConfig
 from melodeon.coord.master import Master
 from melodeon.coord.messages import Phase
 from tests.coord.master_bench import Bench, job
@@ -285,6 +286,18 @@ def test_a_profile_ends_where_the_job_gets_other_slots_and_only_there() -> None:
     follow(bench)
     follow(bench)
     assert bench.answers["x"].ok
+
+
+@pytest.mark.parametrize(("slots", "factor"), [({"a": [1]}, 1), ({"b": [0, 1]}, 2), ({"b": [0, 1, 2]}, 2)])
+def test_hybrid_scaling_goes_by_the_workers_that_there_are_in_the_end(slots: dict[str, list[int]], factor: int) -> None:
+    curves = {k: {1: 5.0, 2: 4.0} for k in (1, 2, 4)}
+    bench = placed({"a": [0]}, hybrid=HybridConfig(curves=curves))
+    bench.ask("place", id="x", slots=slots)
+    follow(bench)
+    follow(bench)
+    assert bench.answers["x"].ok
+    assert where(bench) == slots
+    assert bench.state.batch[0] == factor
 
 
 def test_status_tells_of_slots_lengths_and_means() -> None:

@@ -5,6 +5,7 @@ A seed that fails prints the one command that replays it. Seeds come in chunks, 
 
 import pytest
 
+from tests.coord.simnet.__main__ import main
 from tests.coord.simnet.checks import Violation
 from tests.coord.simnet.world import FAULTS, World, draw_plan, run_seed
 
@@ -48,3 +49,10 @@ def test_a_broken_promise_is_told_by_its_name() -> None:
     world = World(0)
     with pytest.raises(Violation, match="one history"):
         world.checks.expect(False, "one history", "step 3 twice")
+
+
+def test_no_seeds_at_all_is_a_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["simnet", "--count", "0"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--count 0 tries no seed: give at least 1" in capsys.readouterr().err

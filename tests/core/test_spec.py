@@ -84,6 +84,18 @@ def test_a_deadline_in_the_past_is_refused() -> None:
         moment("2020-01-01", NOW)
 
 
+@pytest.mark.parametrize("text", ["400000d", "999999999999d", f"{'9' * 400}d", "9000-01-01"])
+def test_a_deadline_that_nobody_will_see_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is more than a thousand years away: give a nearer one, or none"):
+        moment(text, NOW)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_date_that_not_every_zone_has_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no time"):
+        read_spec(job(deadline=text))
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -1,7 +1,7 @@
 import pytest
 
 from melodeon.core.errors import UsageError
-from melodeon.core.statediff import RecordedState, first_difference, parse_states, state_line
+from melodeon.core.statediff import RecordedState, StateDifference, first_difference, parse_states, state_line
 
 
 def state(**leaves: str) -> RecordedState:
@@ -48,6 +48,11 @@ def test_a_step_that_one_run_lacks_is_a_difference(short: str, missing: str) -> 
     assert (found.step, found.missing_in) == (3, missing)
     there = "b" if short == "a" else "a"
     assert found.sentence() == f"step 3: {there} recorded a state and {missing} did not"
+
+
+def test_a_run_whose_own_workers_part_says_it_in_its_words() -> None:
+    found = StateDifference(2, "a", "b", (), 0, within="after step 2 worker 1 has another state")
+    assert found.sentence() == "b differs within itself: after step 2 worker 1 has another state"
 
 
 def test_a_digest_that_its_leaves_do_not_explain_is_said() -> None:

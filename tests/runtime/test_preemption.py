@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from melodeon.coord.messages import Status
 from melodeon.coord.wire import Frames
+from melodeon.core.errors import UsageError
+from melodeon.runtime import preemption
 
 SPEAKS = """
 import signal, sys
@@ -51,3 +55,16 @@ def test_a_request_to_leave_is_heard_though_it_interrupts_the_worker_in_a_word_o
                 said = hear(connection, most=6)
             worker.kill()
     assert (said[-1].step, said[-1].preempted) == (3, True)
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", "inf", "1e9"])
+def test_an_allowance_that_cannot_be_is_refused_with_the_rule(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MELODEON_ALLOWANCE_S", text)
+    with pytest.raises(UsageError, match=f"MELODEON_ALLOWANCE_S={text} must be a number of seconds from 0 to 86400"):
+        preemption.allowance()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("0.5", 0.5), ("120", 120.0)])
+def test_the_allowance_comes_from_the_environment(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MELODEON_ALLOWANCE_S", text)
+    assert preemption.allowance() == seconds

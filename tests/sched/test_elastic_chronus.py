@@ -116,8 +116,10 @@ def test_any_bound_gives_a_right_answer(
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(UsageError, match="above 0"):
+    with pytest.raises(UsageError, match="lease_s=0 must be at least 1 s"):
         Chronus(lease_s=0.0)
+    with pytest.raises(UsageError, match="above 0"):
+        Chronus(max_jobs=0)
 
 
 def test_in_whole_leases_a_job_needs_every_one_that_it_begins() -> None:

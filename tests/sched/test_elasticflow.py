@@ -111,6 +111,16 @@ def test_a_refusal_blames_promises_only_where_they_are_in_the_way() -> None:
     assert "beside those promised before" in tick(view, ElasticFlow(), TickState()).verdicts[1].why
 
 
+def test_a_refusal_that_only_the_safety_margin_causes_says_so() -> None:
+    linear = ScalingCurve.linear(1.0, 8)
+    view = view_of(Cluster.parse("1x8"), [JobState(job("a", 28_800.0, linear, deadline_s=3600.0))], overheads=FREE)
+    (verdict,) = tick(view, ElasticFlow(), TickState()).verdicts
+    assert verdict.why == "even alone it would have 0 s to spare, less than is kept for pauses and rounding"
+    view = view_of(Cluster.parse("1x8"), [JobState(job("a", 28_803.2, linear, deadline_s=3600.0))], overheads=FREE)
+    (verdict,) = tick(view, ElasticFlow(), TickState()).verdicts
+    assert verdict.why == "even alone at its best speed it needs 3601 s and has 3600"
+
+
 def test_one_infeasible_job_does_not_take_others_of_its_slot_with_it() -> None:
     jobs = [job("a", 1e9, HALVES, deadline_s=100.0), job("b", 100.0, HALVES, deadline_s=100.0)]
     assert judged(jobs) == [False, True]

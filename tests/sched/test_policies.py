@@ -164,9 +164,30 @@ def test_an_option_of_another_kind_is_told_what_it_takes(name: str, option: str,
         make_policy(name, **{option: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [
+        ("chronus", "lease_s", (1e-9, 1e308)),
+        ("chronus", "max_nodes", (0, 10**18)),
+        ("easyscale-heter", "growth", (1.0, 1e308)),
+        ("easyscale-homo", "growth", (1e308,)),
+        ("gandiva", "slice_s", (1e-9, 1e308)),
+        ("gavel", "round_s", (1e-9, 1e308)),
+        ("gavel-hetero", "round_s", (1e-9, 1e308)),
+        ("optimus", "interval_s", (1e-9, 1e308)),
+        ("pollux", "power", (0.0, 1e308, -1e308)),
+        ("themis", "lease_s", (1e-9, 1e308)),
+    ],
+)
+def test_an_option_beyond_what_can_be_is_refused(name: str, option: str, values: tuple[float, ...]) -> None:
+    for value in values:
+        with pytest.raises(UsageError, match=f"{option}=|the power must"):
+            make_policy(name, **{option: value})
+
+
 @pytest.mark.parametrize("name", ["tiresias", "elastic-tiresias"])
 def test_queues_that_cannot_be_are_refused(name: str) -> None:
-    for thresholds in ((float("nan"),), (10.0, 5.0), "ten"):
+    for thresholds in ((float("nan"),), (float("inf"),), (10.0, 5.0), "ten", None, ("ten",)):
         with pytest.raises(UsageError, match="they are numbers above 0 that ascend"):
             make_policy(name, thresholds_s=thresholds)
     with pytest.raises(UsageError, match="promote=-1 must be above 0"):

@@ -101,6 +101,12 @@ def test_quotas_are_asked_before_the_policy() -> None:
         view_of(Cluster.parse("1x8"), [JobState(job("j9", 10.0, LINEAR, user="ann"))]), now_s=DAY_S - 1
     )
     assert not tick(late, Fifo(), round_.state, rules).verdicts[0].admitted
+    one = Quotas(default=Quota(jobs_per_day=1)).refuse(
+        JobState(job("j5", 10.0, LINEAR, user="bob")), 0.0, {}, {"bob": (0.0,)}
+    )
+    assert (
+        one == "user 'bob' had 1 job accepted in the last day and may have 1: wait until the first of them is a day ago"
+    )
     next_day = structs.replace(late, now_s=DAY_S + 1)
     assert tick(next_day, Fifo(), round_.state, rules).verdicts[0].admitted
 

@@ -1,8 +1,9 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from melodeon.core.cluster import Cluster, DeviceType
+from melodeon.core.cluster import Cluster, DeviceType, NodeId
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId, JobSpec
@@ -14,7 +15,7 @@ from melodeon.sched.fifo import Fifo
 from melodeon.sched.tick import Rules
 from melodeon.sched.tiresias import Tiresias
 from melodeon.sim.engine import SimConfig, SimResult, Simulation
-from melodeon.sim.incidents import Incident, random_failures, straggler
+from melodeon.sim.incidents import Failures, Incident, random_failures, straggler
 from melodeon.sim.metrics import quantile, summarize
 from tests.sched.draws import job
 
@@ -105,6 +106,53 @@ def test_a_straggler_slows_its_jobs_until_it_is_well_or_left() -> None:
     assert ends(Simulation(config("2x1", incidents=slow), jobs, Fifo()).run().result()) == {"a": 120.0}
     leave = config("2x1", incidents=slow, rules=Rules(slowest=0.8))
     assert ends(Simulation(leave, jobs, Fifo()).run().result()) == {"a": 100.0}
+
+
+def test_a_straggler_does_not_bring_a_dead_node_back() -> None:
+    node = Cluster.parse("2x1").nodes[0].id
+    dead = (Incident(10.0, node, up=False), *straggler(node, from_s=20.0, until_s=30.0, speed=0.5))
+    result = Simulation(config("2x1", incidents=dead), [job("a", 100.0, LINEAR)], Fifo()).run(50.0)
+    assert [there.up for there in result.cluster.nodes] == [False, True]
+    # Nor does a repair make a slow node well.
+    slow = (*straggler(node, from_s=5.0, until_s=90.0, speed=0.5), Incident(10.0, node, up=False), Incident(20.0, node))
+    found = Simulation(config("2x1", incidents=slow), [job("a", 100.0, LINEAR)], Fifo()).run(50.0).cluster.node(node)
+    assert (found.up, found.speed) == (True, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda node: straggler(node, from_s=60.0, until_s=20.0, speed=0.5), "the end comes after the beginning"),
+        (lambda node: straggler(node, from_s=20.0, until_s=60.0, speed=0.0), "must be above 0"),
+        (lambda node: Incident(float("nan"), node, up=False), "has no time"),
+    ],
+)
+def test_an_incident_that_cannot_be_is_refused(make: Callable[[NodeId], object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make(Cluster.parse("1x1").nodes[0].id)
+
+
+def test_failures_go_on_for_as_long_as_the_work_lasts() -> None:
+    cluster = Cluster.parse("2x1")
+    drawn = Failures(cluster, mean_up_s=50, mean_repair_s=5, stretch_s=500, seed=1)
+    trunk = Simulation(config("2x1", failures=drawn), [job("a", 20_000.0, LINEAR)], Fifo()).run(300.0)
+    fork, result = trunk.fork().run().result(), trunk.run().result()
+    assert result.end_s > 20_000
+    assert result.outcomes[0].num_suspensions > 100
+    assert fork.config.incidents == result.config.incidents == tuple(sorted(result.config.incidents))
+    last = max(incident.at_s for incident in result.config.incidents if not incident.up)
+    assert last > result.end_s - 1000
+    # What is drawn later changes nothing of what was drawn before.
+    known = random_failures(cluster, mean_up_s=50, mean_repair_s=5, until_s=500, seed=1)
+    assert [i for i in known if i.at_s < 500] == [i for i in result.config.incidents if i.at_s < 500]
+
+
+def test_failures_end_where_nothing_can_be_trained_any_more() -> None:
+    drawn = Failures(Cluster.parse("2x1"), mean_up_s=50, mean_repair_s=5, stretch_s=500, seed=1)
+    large = job("large", 10.0, LINEAR, min_workers=4)
+    simulation = Simulation(config("2x1", failures=drawn), [large], Fifo()).run()
+    assert simulation.result().outcomes[0].finished_s is None
+    assert all(node.up for node in simulation.cluster.nodes)
 
 
 def test_random_failures_are_the_same_for_the_same_seed() -> None:

@@ -1,10 +1,12 @@
 """What is kept of a simulation, written and read back, and what is drawn and told from it."""
 
 import gzip
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from msgspec import structs
 
 from melodeon.core.cluster import Cluster
 from melodeon.core.curve import ScalingCurve
@@ -18,7 +20,7 @@ from melodeon.sim.engine import SimConfig, Simulation
 from melodeon.sim.explain import explain
 from melodeon.sim.incidents import Incident
 from melodeon.sim.plots import KINDS, held_share, plot
-from melodeon.sim.record import Record, record, spans
+from melodeon.sim.record import Change, Record, record, spans
 from melodeon.sim.results import find_results, read_result, write_result
 from tests.sched.draws import job
 
@@ -91,8 +93,54 @@ def test_a_file_that_is_not_whole_or_not_ours_is_refused(tmp_path: Path) -> None
     torn.write_bytes(gzip.compress(text.encode())[:-20])
     with pytest.raises(UsageError, match="is not a whole gzip file"):
         read_result(torn)
+    torn.write_bytes(gzip.compress(text.encode())[:10] + b"\xff" * 40)
+    with pytest.raises(UsageError, match="is not a whole gzip file"):
+        read_result(torn)
     with pytest.raises(NotFound, match="is not there: write one by"):
         read_result(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            '"blocks":[["gpu",0,4]]',
+            '"blocks":[["T9",0,4]]',
+            "line 3: its nodes have not 4 devices of type 'T9' from slot 0",
+        ),
+        (
+            '"blocks":[["gpu",0,4]]',
+            '"blocks":[["gpu",2,4]]',
+            "line 3: its nodes have not 4 devices of type 'gpu' from slot 2",
+        ),
+        ('"node":"node000"', '"node":"node009"', "line 4: no node is named 'node009'"),
+        ('["node000","gpu",2', '["node000","gpu",0', "line 1: node 'node000' has 0 devices"),
+    ],
+)
+def test_what_the_cluster_has_not_is_named_by_its_line(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    path = tmp_path / "x.sim.jsonl"
+    write_result(failing(), path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UsageError, match=re.escape(f"{path}, {problem}")):
+        read_result(path)
+
+
+def test_a_deadline_before_the_submission_is_told_as_such() -> None:
+    late = job("late", 10.0, LINEAR, submit_s=10.0, deadline_s=5.0, requested_workers=1, duration_s=10.0)
+    asked = explain(made([job("first", 10.0, LINEAR), late], Fifo()), "late")[0].text
+    assert asked.endswith("; deadline 0:00:05, 5 s before its submission")
+
+
+def test_a_resize_over_several_types_says_both_amounts_by_type() -> None:
+    found = made(some_jobs(), Fifo(), cluster="1x4:A100,1x4:T4")
+    one = Change(at_s=5.0, job="a", what="start", blocks=(("A100", 0, 2),))
+    both = Change(at_s=9.0, job="a", what="resize", blocks=(("A100", 0, 2), ("T4", 0, 1)))
+    more = Change(at_s=9.0, job="a", what="resize", blocks=(("A100", 0, 4),))
+    for second, said in ((both, "grew from 2 A100 to 2 A100 and 1 T4, "), (more, "grew from 2 to 4 A100, ")):
+        told = [sentence.text for sentence in explain(structs.replace(found, changes=(one, second)), "a")]
+        assert any(text.startswith(said) for text in told), told
 
 
 def test_a_rejected_job_is_told_what_would_have_been_accepted() -> None:
@@ -102,6 +150,12 @@ def test_a_rejected_job_is_told_what_would_have_been_accepted() -> None:
     assert "turned it away" in answered.text
     assert "would have been accepted" in answered.text
     assert "0.50 of that length" in asked.text
+
+
+@pytest.mark.parametrize("iterations", [14_400.0, 14_401.6])
+def test_a_deadline_that_would_have_been_accepted_is_not_told_as_one_that_was_refused(iterations: float) -> None:
+    found = made([job("a", iterations, LINEAR, deadline_s=3600.0)], ElasticFlow())
+    assert "A deadline of 1:00:01 would have been accepted, 1 s later" in explain(found, "a")[1].text
 
 
 def test_a_job_that_waits_is_told_who_held_the_devices() -> None:

@@ -10,6 +10,13 @@ def texts(chart: Chart) -> list[ET.Element]:
     return list(ET.fromstring(chart.render()).iter(f"{SVG}text"))
 
 
+def test_characters_that_xml_cannot_hold_are_shown_as_such() -> None:
+    chart = Chart("a\x1b\x00b")
+    chart.axes([(0.0, "\x01")], [], x_title="x\x02", y_title="y\x03")
+    chart.box((0.0, 1.0), (0.0, 1.0), "red", tip="t\uffff\x04")
+    assert texts(chart)[0].text == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}b"
+
+
 def test_thirty_lines_are_told_apart() -> None:
     chart = Chart("many")
     for index in range(30):

@@ -99,10 +99,17 @@ def test_a_bad_line_is_named_or_counted(
         ('{"k80": {"A3C": {"null": 1}}}', "must be a job type and a scale factor"),
         ('{"k80": {"(\'A3C\', 1)": {"null": "x"}}}', "no number for 'null'"),
         ('{"k80": {"(\'A3C\', 1)": {}}}', "no number for 'null'"),
+        ('{"k80": {"(\'A3C\', 1e999)": {"null": 1}}}', "must be a job type and a scale factor"),
+        ('{"k80": {"(\'\', 1)": {"null": 1}}}', "must be a job type and a scale factor"),
+        ('{"k80": {"(\'A3C\', 0)": {"null": 1}}}', "must be from 1 to 1,000,000"),
+        ('{"k80": {"(\'A3C\', 1)": {"null": 1e999}}}', "the number for 'null' must be at most 1e\\+12"),
+        ('{"k80": {"(\'A3C\', 1)": {"null": NaN}}}', "the number for 'null' must be at most 1e\\+12"),
+        ('{"k80": {"(\'A3C\', 1)": {"null": 1}, "(\'A3C\',1)": {"null": 1}}}', "it stands there twice"),
     ],
 )
 def test_a_table_that_is_none_is_answered_in_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match=problem):
+    with pytest.raises(UsageError, match=problem) as caught:
         read_gavel_throughputs(path)
+    assert str(path) in str(caught.value)

@@ -1,4 +1,5 @@
 import gzip
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,33 @@ def test_a_column_of_a_table_that_is_no_number_of_devices_is_named(tmp_path: Pat
     write(tmp_path, f"global_batch_size,1,{column}\n64,1.0,1.8\n", "bert.csv")
     with pytest.raises(BadCell, match="it must be a number of devices"):
         read_throughputs({DeviceType("A100"): tmp_path})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("global_batch_size,1,01\n64,1.0,1.8\n", "line 2, column '01': another column is of 1 device too"),
+        (
+            "global_batch_size,1\n64,1.0\n32,1\n64,2.0\n",
+            "line 4, column 'global_batch_size': 64 is also the batch size of",
+        ),
+    ],
+)
+def test_what_a_table_says_twice_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = write(tmp_path, text, "bert.csv")
+    with pytest.raises(BadCell) as caught:
+        read_throughputs({DeviceType("A100"): tmp_path})
+    assert str(caught.value).startswith(f"{path}, {said}")
+
+
+def test_a_bad_row_sends_a_terminal_nothing(tmp_path: Path, tables: Throughputs) -> None:
+    with pytest.raises(BadCell) as caught:
+        read_trace(write(tmp_path, NEW + "a,8,100,bert,2000,64,2\x1b[1m,50,x\x1b\n"), tables)
+    assert "\x1b" not in str(caught.value)
+    (tmp_path / "tables" / "b\x1bt.csv").write_text("global_batch_size,1\n64,1.0\n")
+    known = read_throughputs({DeviceType("A100"): tmp_path / "tables"})
+    with pytest.raises(BadCell, match="there are tables for b\N{REPLACEMENT CHARACTER}t, bert") as caught:
+        read_trace(write(tmp_path, NEW + "a,8,100,bart,2000,64,2,50\n"), known)
 
 
 def test_both_headers_are_read_and_jobs_are_sorted(tmp_path: Path, tables: Throughputs) -> None:
@@ -147,7 +175,18 @@ def test_a_generated_trace_is_its_seed_s(tables: Throughputs) -> None:
             assert 0.5 <= (job.deadline_s - job.submit_s) / job.duration_s <= 1.5
 
 
-@pytest.mark.parametrize("changes", [{"num_jobs": 0}, {"best_effort": 2.0}, {"tightness": (2.0, 1.0)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_jobs": 0},
+        {"best_effort": 2.0},
+        {"tightness": (2.0, 1.0)},
+        {"tightness": (0.5, inf)},
+        {"tightness": (0.5, 1e308)},
+        {"mean_gap_s": inf},
+        {"median_duration_s": nan},
+    ],
+)
 def test_a_trace_that_cannot_be_drawn_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         TraceSpec(**({"num_jobs": 1} | changes))  # type: ignore[arg-type]

@@ -209,6 +209,7 @@ def philly_text(change: Callable[[dict[str, object]], object]) -> str:
         (philly_text(lambda job: job.update(submitted_time="x")), "log", 2, "submitted_time", "'x' is not a date"),
         (philly_text(lambda job: job.update(submitted_time=None)), "log", 2, "submitted_time", "there is none"),
         (philly_text(lambda job: job.update(jobid=None)), "log", 2, "jobid", "None is no name"),
+        (philly_text(lambda job: job.update(jobid="a\ud800")), "log", 2, "jobid", "'a\\ud800' is no name"),
         (philly_text(lambda job: job.update(attempts="x")), "log", 2, "attempts", "'x' is not a JSON list"),
         (
             philly_text(lambda job: job.update(attempts=[attempt("02:00:00", "01:00:00", 1)])),
@@ -243,6 +244,12 @@ def test_a_list_that_is_cut_between_two_jobs_is_not_taken_for_whole(tmp_path: Pa
     cut = whole[: whole.index('{"status"', 5)]
     with pytest.raises(BadCell, match="the list of jobs breaks off after this one"):
         read_trace(write(tmp_path, cut, "cluster_job_log"), TABLES, skip_bad=True)
+
+
+def test_what_stands_after_the_list_of_jobs_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps(PHILLY) + "\n\nand more", "cluster_job_log")
+    with pytest.raises(BadCell, match=r"line 3, column '\*': 'and more' stands after the list of jobs"):
+        read_trace(path, TABLES, skip_bad=True)
 
 
 def test_json_that_breaks_off_cannot_be_skipped(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def test_the_pace_and_every_view_with_its_pause_and_reason_are_shown() -> None:
 def test_workers_that_do_not_fit_are_counted() -> None:
     lines = shown({"job": "j", "workers": [worker(index, str(index)) for index in range(50)]}, height=24)
     assert len(lines) <= 24
-    assert any("more workers" in line for line in lines)
+    hidden = next(line for line in lines if "more workers" in line).split()[2]
+    workers = [worker(index, str(index)) for index in range(51 - int(hidden))]
+    assert any(line.rstrip() == "... and 1 more worker" for line in shown({"job": "j", "workers": workers}, height=24))
 
 
 def test_a_jobs_own_words_cannot_move_the_cursor() -> None:

@@ -152,7 +152,8 @@ class Auth:
     # --- inside ---
 
     def quotas(self, default: Quota) -> Quotas:
-        """How many jobs each may have; operators as many as they like."""
+        """How many jobs each may have now; operators as many as they like."""
+        self._current()
         by_user = {
             name: Quota()
             if person.operator

@@ -100,7 +100,8 @@ def _table(properties: dict[str, Schema], *required: str) -> Schema:
 
 
 JOB = _table(JOB_FIELDS, "name", "run")
-CHANGES = _table({name: JOB_FIELDS[name] for name in EDITABLE})
+CHANGES = _table({name: {"anyOf": [JOB_FIELDS[name], {"type": "null"}]} for name in EDITABLE})
+"""null takes a field back."""
 SCALE = _table(
     {
         "workers": {

@@ -8,14 +8,13 @@ their neighbour are left out, so a busy day costs no more than a quiet one.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from html import escape
 from itertools import pairwise
 
 from markupsafe import Markup
 
-from melodeon.control.story import day_and_clock
 from melodeon.control.web.words import colour_of, counted, zone
+from melodeon.core.moments import day_and_clock, local
 from melodeon.core.service import Device, NodeInfo, Span, Timeline
 from melodeon.core.text import plain
 from melodeon.sim.clock import length
@@ -129,7 +128,7 @@ def _ticks(frame: Frame, now: float) -> Iterable[str]:
     _, east = zone(now)
     at = ((frame.since + east) // step + 1) * step - east
     while at < frame.until:
-        moment = datetime.fromtimestamp(at).astimezone()
+        moment = local(at)
         label = f"{moment:%H:%M:%S}" if step < 60 else f"{moment:%H:%M}" if step < 43200 else f"{moment:%d %b %H:%M}"
         x = frame.x(at)
         yield f'<path class="tick" d="M{x:.1f} {TOP}V{frame.foot:.1f}"/>'

@@ -1,11 +1,10 @@
 """Times, lengths and amounts as pages say them. Times are of this machine's zone, as in a job's story."""
 
-from datetime import datetime
 from zlib import crc32
 
 from markupsafe import Markup
 
-from melodeon.control.story import day_and_clock
+from melodeon.core.moments import day_and_clock, local
 from melodeon.core.text import counted as counted
 from melodeon.sim.clock import length
 
@@ -17,14 +16,14 @@ def time_tag(at: float | None, now: float) -> Markup:
     """A moment as `22:10:05`, with its date under the mouse."""
     if at is None:
         return Markup("&ndash;")
-    moment = datetime.fromtimestamp(at).astimezone()
+    moment = local(at)
     iso, full = moment.isoformat(timespec="seconds"), f"{moment:%Y-%m-%d %H:%M:%S %Z}"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, full, day_and_clock(at, now))
 
 
 def zone(now: float) -> tuple[str, float]:
     """The zone of this machine: its name, and seconds east of Greenwich."""
-    moment = datetime.fromtimestamp(now).astimezone()
+    moment = local(now)
     offset = moment.utcoffset()
     return moment.tzname() or "", offset.total_seconds() if offset else 0.0
 

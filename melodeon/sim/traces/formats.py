@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from melodeon.core.errors import UsageError
+from melodeon.core.text import plain
 from melodeon.sim.traces.gavel import is_gavel
 from melodeon.sim.traces.pai import knows_pai
 from melodeon.sim.traces.philly import knows_philly
@@ -97,5 +98,5 @@ def read_trace(
 
 def _some(header: tuple[str, ...]) -> str:
     """The columns, as far as a sentence can hold them."""
-    shown = ", ".join(header)
+    shown = plain(", ".join(header))
     return shown if len(shown) <= 120 else shown[:119] + "…"

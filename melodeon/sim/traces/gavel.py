@@ -18,7 +18,8 @@ from melodeon.core.cluster import DeviceType
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Curves, Goal, JobId, JobSpec
-from melodeon.sim.traces.rows import Row, Trace, csv_rows, jobs_of, open_text
+from melodeon.core.text import counted, plain
+from melodeon.sim.traces.rows import MOST, MOST_DEVICES, Row, Trace, csv_rows, jobs_of, open_text
 from melodeon.sim.traces.throughputs import Throughputs
 
 COLUMNS = (
@@ -34,7 +35,7 @@ COLUMNS = (
     "arrival_time",
 )
 MSR_COLUMNS = ("job_type", "command", "num_steps_arg", "needs_data_dir", "total_steps", "arrival_time", "scale_factor")
-_JOB_TYPE = re.compile(r"(?P<model>.+?)(?: \(batch size (?P<batch>\d+)\))?")
+_JOB_TYPE = re.compile(r"(?P<model>.+?)(?: \(batch size (?P<batch>\d{1,12})\))?", re.DOTALL)
 
 
 def is_gavel(_: Path, header: tuple[str, ...]) -> bool:
@@ -87,25 +88,34 @@ def read_gavel_throughputs(path: Path) -> Throughputs:
         raise UsageError(
             f"{path} must be a JSON object of device types, each an object of job types: it is another file"
         )
-    points: dict[tuple[str, int], dict[DeviceType, list[tuple[int, float]]]] = {}
+    points: dict[tuple[str, int], dict[DeviceType, dict[int, float]]] = {}
     for name, measured in table.items():
         for key, rates in measured.items():
             job_type, workers = _key(path, key)
             rate = rates.get("null") if isinstance(rates, dict) else None
             if not isinstance(rate, int | float):
-                raise UsageError(f"{path}, {name}, {key}: there is no number for 'null', the job alone")
+                raise UsageError(plain(f"{path}, {name}, {key}: there is no number for 'null', the job alone"))
+            if not abs(rate) <= MOST:
+                raise UsageError(plain(f"{path}, {name}, {key}: the number for 'null' must be at most {MOST:g}"))
             if rate > 0:
                 kinds = points.setdefault(_model(job_type), {})
-                kinds.setdefault(DeviceType(name.upper()), []).append((workers, float(rate)))
+                measured_at = kinds.setdefault(DeviceType(name.upper()), {})
+                if workers in measured_at:
+                    raise UsageError(plain(f"{path}, {name}, {key}: it stands there twice, and must stand there once"))
+                measured_at[workers] = float(rate)
     return Throughputs({setting: _fastest_first(kinds) for setting, kinds in points.items()})
 
 
 def _key(path: Path, key: str) -> tuple[str, int]:
     try:
         job_type, workers = ast.literal_eval(key)
-        return str(job_type), int(workers)
-    except (ValueError, SyntaxError, TypeError) as error:
-        raise UsageError(f"{path}: {key!r} must be a job type and a scale factor, like \"('A3C', 1)\"") from error
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        job_type = workers = None
+    if not isinstance(job_type, str) or not job_type or not isinstance(workers, int):
+        raise UsageError(f"{plain(path)}: {key!r} must be a job type and a scale factor, like \"('A3C', 1)\"")
+    if not 1 <= workers <= MOST_DEVICES:
+        raise UsageError(f"{plain(path)}: the scale factor of {key!r} must be from 1 to {MOST_DEVICES:,}")
+    return job_type, workers
 
 
 def _model(job_type: str) -> tuple[str, int]:
@@ -114,8 +124,8 @@ def _model(job_type: str) -> tuple[str, int]:
     return match["model"], int(match["batch"] or 0)
 
 
-def _fastest_first(kinds: dict[DeviceType, list[tuple[int, float]]]) -> Curves:
-    curves = [(kind, ScalingCurve(tuple(sorted(points)))) for kind, points in kinds.items()]
+def _fastest_first(kinds: dict[DeviceType, dict[int, float]]) -> Curves:
+    curves = [(kind, ScalingCurve(tuple(sorted(points.items())))) for kind, points in kinds.items()]
     return tuple(sorted(curves, key=lambda entry: -entry[1].rate(entry[1].points[0][0])))
 
 
@@ -129,5 +139,7 @@ def _curves(row: Row, throughputs: Throughputs, model: str, batch: int, workers:
         raise row.bad("job_type", f"{row.text('job_type')!r} has no throughputs: there are some for {known}")
     fits = tuple((kind, curve) for kind, curve in found if any(count == workers for count, _ in curve.points))
     if not fits:
-        raise row.bad("scale_factor", f"{row.text('job_type')} was not measured on {workers} devices of any type")
+        raise row.bad(
+            "scale_factor", f"{row.text('job_type')} was not measured on {counted(workers, 'device')} of any type"
+        )
     return fits

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.sim.traces.linear import linear_curves, scaled
-from melodeon.sim.traces.rows import Trace
+from melodeon.sim.traces.rows import MOST, Trace
 from melodeon.sim.traces.throughputs import Throughputs
 
 TIGHTNESS = (0.5, 1.5)
@@ -42,16 +42,18 @@ class TraceSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_jobs < 1 or self.mean_gap_s <= 0 or self.median_duration_s <= 0 or self.spread < 0:
+        lengths = (self.mean_gap_s, self.median_duration_s)
+        if self.num_jobs < 1 or not all(0 < value <= MOST for value in lengths) or not 0 <= self.spread <= MOST:
             raise UsageError(
                 f"jobs={self.num_jobs}, gap={self.mean_gap_s:g}, duration={self.median_duration_s:g} and "
-                f"spread={self.spread:g} cannot be drawn: the first three must be above 0, the spread not negative"
+                f"spread={self.spread:g} cannot be drawn: the first three must be above 0, the spread not negative, "
+                f"and none above {MOST:g}"
             )
         if not 0 <= self.best_effort <= 1:
             raise UsageError(f"best-effort={self.best_effort:g} is a share of jobs: it must be between 0 and 1")
         low, high = self.tightness
-        if not 0 < low <= high:
-            raise UsageError(f"tightness={low:g}-{high:g} must be two numbers above 0, the lower first")
+        if not 0 < low <= high <= MOST:
+            raise UsageError(f"tightness={low:g}-{high:g} must be two numbers above 0, the lower first, up to {MOST:g}")
 
 
 def generate(spec: TraceSpec, throughputs: Throughputs) -> Trace:

@@ -66,6 +66,10 @@ def _objects(path: Path) -> Iterator[tuple[int, object]]:
             at = _after(text, at + 1)
     if at == len(text):
         raise BadCell(path, line, "*", "the list of jobs breaks off after this one: it must end in ]")
+    rest = _after(text, at + 1)
+    if rest < len(text):
+        line += text.count("\n", counted, rest)
+        raise BadCell(path, line, "*", f"{text[rest : rest + 20]!r} stands after the list of jobs: nothing may")
 
 
 def _after(text: str, at: int) -> int:
@@ -96,15 +100,20 @@ def _job(row: Row, value: object) -> Recorded | None:
     if submit_s is None:
         raise row.bad("submitted_time", "there is none: a job needs the time of its submission")
     name = job.get("jobid")
-    if not isinstance(name, str) or not name.strip():
+    if not isinstance(name, str) or not name.strip() or _whole(name) != name:
         raise row.bad("jobid", f"{name!r} is no name: every job needs one")
     return Recorded(
         id=JobId(name.strip()),
         submit_s=submit_s,
         duration_s=duration_s,
         workers=workers,
-        user=str(job.get("user") or ""),
+        user=_whole(str(job.get("user") or "")),
     )
+
+
+def _whole(text: str) -> str:
+    """Text without halves of characters, which JSON can write and no file can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def _object(row: Row, key: str, value: object) -> Mapping[str, object]:

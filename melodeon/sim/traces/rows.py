@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TextIO, TypeVar
 
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.jobs import JobId, JobSpec
+from melodeon.core.text import plain
 
 if TYPE_CHECKING:
     from _csv import Reader as CsvReader
@@ -32,7 +33,8 @@ class BadCell(UsageError):
     """A value in a file that is not what its column must hold."""
 
     def __init__(self, path: Path, line: int, column: str, problem: str) -> None:
-        super().__init__(f"{path}, line {line}, column {column!r}: {problem}")
+        problem = plain(problem)
+        super().__init__(f"{plain(path)}, line {line}, column {column!r}: {problem}")
         self.path, self.line, self.column, self.problem = path, line, column, problem
 
 

@@ -13,6 +13,7 @@ from melodeon.core.cluster import DEFAULT_TYPE, DeviceType
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import NotFound
 from melodeon.core.jobs import Curves
+from melodeon.core.text import counted
 from melodeon.sim.traces.rows import MOST_DEVICES, Row, csv_rows
 
 BATCH = "global_batch_size"
@@ -65,17 +66,26 @@ def read_throughputs(folders: Mapping[DeviceType, Path]) -> Throughputs:
 
 
 def _table(rows: Iterable[Row]) -> Iterable[tuple[int, ScalingCurve]]:
+    lines: dict[int, int] = {}
     for row in rows:
-        points: list[tuple[int, float]] = []
+        points: dict[int, float] = {}
         for column in row.cells:
             if column == BATCH or not row.has(column):
                 continue
             if not (column.isdecimal() and len(column) <= 7 and 1 <= int(column) <= MOST_DEVICES):
                 raise row.bad(column, "it must be a number of devices")
+            if int(column) in points:
+                raise row.bad(
+                    column, f"another column is of {counted(int(column), 'device')} too: each number must have one"
+                )
             text = row.text(column)
             rate = float("nan") if text.lower() == "nan" else row.number(column, least=0)
             if not isnan(rate) and rate > 0:
-                points.append((int(column), rate))
+                points[int(column)] = rate
         if not points:
             raise row.bad(BATCH, "no number of devices was measured: a row needs at least one rate above 0")
-        yield row.whole(BATCH, least=1), ScalingCurve(tuple(sorted(points)))
+        batch = row.whole(BATCH, least=1)
+        if batch in lines:
+            raise row.bad(BATCH, f"{batch} is also the batch size of line {lines[batch]}: each must have one row")
+        lines[batch] = row.line
+        yield batch, ScalingCurve(tuple(sorted(points.items())))

@@ -97,7 +97,7 @@ class Serving:
             Cluster.parse(self.devices),
             policy="elasticflow",
             state_dir=self.state,
-            rules=Rules(quotas=self.auth.quotas(self.quota)),
+            rules=lambda: Rules(quotas=self.auth.quotas(self.quota)),
         )
         app = make_app(
             self.controller,

@@ -131,6 +131,15 @@ def test_a_list_that_others_can_write_is_refused(tmp_path: Path) -> None:
         read_people(path)
 
 
+def test_quotas_follow_the_list_while_the_service_runs(tmp_path: Path) -> None:
+    users = people(tmp_path / "users.json", ann=person(ANN))
+    auth = Auth(TOKEN, operator="root", users=users)
+    assert auth.quotas(Quota(active_jobs=5)).of("ann") == Quota(active_jobs=5)
+    people(users, ann=person(ANN, active_jobs=1), bob=person("b" * 32, jobs_per_day=0))
+    assert auth.quotas(Quota(active_jobs=5)).of("ann") == Quota(active_jobs=1)
+    assert auth.quotas(Quota(active_jobs=5)).of("bob") == Quota(active_jobs=5, jobs_per_day=0)
+
+
 def test_quotas_are_those_of_the_list_then_of_everybody(tmp_path: Path) -> None:
     users = people(
         tmp_path / "users.json",

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,6 +169,17 @@ def test_prometheus_is_told(service: Serving, ann: httpx.Client) -> None:
         assert 'melodeon_devices{state="all"} 8.0' in text
         assert 'melodeon_http_requests_total{method="GET",route="/api/v1/overview",status="200"}' in text
     assert ann.get("/healthz").json()["status"] == "ok"
+
+
+def test_a_quota_holds_from_when_it_is_written(tmp_path: Path) -> None:
+    with serving(tmp_path) as other, other.client(ANN) as ann:
+        assert ann.post(f"{API}/jobs", json=other.job("one")).json()["admitted"] is True
+        users = other.state / "users.json"
+        listed = json.loads(users.read_bytes())
+        listed["users"]["ann"]["active_jobs"] = 1
+        users.write_text(json.dumps(listed))
+        refused = ann.post(f"{API}/jobs", json=other.job("two")).json()
+        assert (refused["admitted"], "may have 1" in refused["text"]) == (False, True)
 
 
 def test_a_quota_turns_jobs_away(tmp_path: Path) -> None:

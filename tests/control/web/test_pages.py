@@ -45,6 +45,15 @@ def test_all_pages_are_whole_without_jobs(tmp_path: Path) -> None:
         assert "melodeon submit" in fetch(service, "/").text
 
 
+def test_a_job_that_ends_after_the_calendar_breaks_no_page(tmp_path: Path) -> None:
+    with showing(tmp_path) as service:
+        job = service.submit("endless", steps=9_000_000_000_000, curve={"1": 0.1})
+        for path in (*PAGES, f"/jobs/{job}", f"/jobs/{job}/facts", "/fragments/overview"):
+            answer = fetch(service, path)
+            assert answer.status_code == 200, path
+        assert "after the year 9999" in fetch(service, f"/jobs/{job}").text
+
+
 @pytest.mark.parametrize("name", list(Phase))
 def test_every_phase_has_its_page(name: Phase) -> None:
     over = name in OVER

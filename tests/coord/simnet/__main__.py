@@ -16,6 +16,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
+    if options.count < 1:
+        parser.error(f"--count {options.count} tries no seed: give at least 1")
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.count)
     failed = 0
     begin = time.process_time()
