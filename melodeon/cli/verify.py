@@ -111,8 +111,9 @@ def _train_all(
 
 def _judge(series: Series, done: Sequence[Done], *, keep: bool, as_json: bool) -> None:
     """Compare, say what was found, clear up, and end with the right exit code."""
-    # Stock DDP, which nobody doubts, is the reference where it ran.
-    reference = done[-1] if done[-1].run.is_stock else done[0]
+    # Stock DDP, which nobody doubts, is the reference where it ran; a run that parts within itself is none.
+    whole = [each for each in done if each.drift is None] or done
+    reference = whole[-1] if whole[-1].run.is_stock else whole[0]
     found = differences(reference, [each for each in done if each is not reference])
     equal = earliest(found) is None
     kept = keep or not equal

@@ -42,17 +42,20 @@ def check_receipt(
         raise nothing_trained(script)
     found = _read(actual)
     difference = receipts.compare(expected, found)
-    kept = keep or difference is not None
+    drift = report.outcome.reason  # its workers came apart: any other failure has ended the command
+    kept = keep or difference is not None or drift is not None
     reasons = expected.definition.differences(found.definition)
     if as_json:
-        _show_json(path, expected, difference, reasons, str(report.run_dir) if kept else None)
+        _show_json(path, expected, difference, reasons, drift, str(report.run_dir) if kept else None)
     else:
+        if drift is not None:
+            print_wrapped(f"different: the run differs within itself: {drift}")
         _show(expected, difference, reasons, counts[0], report.seconds)
         if kept:
             print(f"run: {report.run_dir}")
     if not kept:
         series.remove()
-    if difference is not None:
+    if difference is not None or drift is not None:
         raise typer.Exit(NotBitwise.exit_code)
 
 
@@ -110,11 +113,12 @@ def _show_json(
     expected: Receipt,
     difference: receipts.ReceiptDifference | None,
     reasons: Sequence[str],
+    drift: str | None,
     run_dir: str | None,
 ) -> None:
     print_json(
         {
-            "equal": difference is None,
+            "equal": difference is None and drift is None,
             "receipt": path,
             "entries": len(expected.entries),
             "steps": expected.entries[-1].step,
@@ -123,6 +127,7 @@ def _show_json(
             "difference": None
             if difference is None
             else {"step": difference.step, "expected": difference.expected, "actual": difference.actual},
+            "drift": drift,
             "run_dir": run_dir,
         }
     )

@@ -17,10 +17,15 @@ AUGMENTATION_NOTE = "note: a dataset that draws random numbers differs from stoc
 
 def differences(reference: Done, others: Sequence[Done]) -> dict[str, StateDifference | None]:
     """By label, where each run leaves the reference, or None."""
-    return {
-        other.run.label: first_difference({reference.run.label: reference.states, other.run.label: other.states})
-        for other in others
-    }
+    return {other.run.label: _difference(reference, other) for other in others}
+
+
+def _difference(reference: Done, other: Done) -> StateDifference | None:
+    there, here = reference.run.label, other.run.label
+    found = first_difference({there: reference.states, here: other.states})
+    if other.drift is not None and (found is None or found.missing_in == here):
+        return StateDifference(other.steps + 1, there, here, (), 0, within=other.drift)
+    return found
 
 
 def show(
@@ -32,8 +37,8 @@ def show(
             str(each.run.assignment.num_workers),
             "stock DDP" if each.run.is_stock else str(each.run.assignment),
             each.order,
-            each.digest[:12],
-            str(max(each.states)),
+            (each.digest or "-")[:12],
+            str(each.steps),
             f"{each.report.seconds:.1f} s",
             "reference" if each is reference else "no" if found[each.run.label] else "yes",
         )
@@ -47,6 +52,9 @@ def show(
         print(f"equal: {len(done)} runs have the same state after each of {len(reference.states)} steps")
     else:
         print_wrapped("different: " + first.sentence())
+        for each in done:
+            if each.drift is not None and each.drift != first.within:
+                print_wrapped(f"{each.run.label} differs within itself: {each.drift}")
         for phrase in _definition_differences(done, first):
             print_wrapped("definition: " + phrase)
         if first.step == 1 and reference.run.is_stock:
@@ -77,9 +85,10 @@ def show_json(
                     "num_workers": each.run.assignment.num_workers,
                     "assignment": str(each.run.assignment),
                     "digest": each.digest,
-                    "steps": max(each.states),
+                    "steps": each.steps,
                     "seconds": round(each.report.seconds, 3),
                     "equal": each is reference or found[each.run.label] is None,
+                    "drift": each.drift,
                     "run_dir": str(each.report.run_dir) if kept else None,
                 }
                 for each in done
@@ -99,8 +108,9 @@ def show_json(
 
 
 def earliest(found: dict[str, StateDifference | None]) -> StateDifference | None:
-    """The difference of the lowest step, in the order of the runs."""
-    return min((each for each in found.values() if each is not None), key=lambda each: each.step, default=None)
+    """The difference of the lowest step, in the order of the runs; of two, the one whose tensors are named."""
+    apart = [each for each in found.values() if each is not None]
+    return min(apart, key=lambda each: (each.step, not each.leaves), default=None)
 
 
 def next_commands(series: Series, done: Sequence[Done], first: StateDifference) -> list[str]:

@@ -16,7 +16,7 @@ from melodeon.backends.runs import Report, Request, perform
 from melodeon.cli.training import explain_failure
 from melodeon.cli.verify_progress import Display
 from melodeon.core.definition import Definition
-from melodeon.core.errors import UsageError
+from melodeon.core.errors import NotBitwise, UsageError
 from melodeon.core.launch import Launch
 from melodeon.core.statediff import RecordedState, parse_states
 from melodeon.core.verifyplan import PlannedRun
@@ -24,7 +24,7 @@ from melodeon.core.verifyplan import PlannedRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """One run of the verification, ended well."""
+    """One run of the verification: ended well, or stopped because its own workers came apart."""
 
     run: PlannedRun
     report: Report
@@ -37,9 +37,19 @@ class Done:
         return str(self.definition.values.get("order"))
 
     @property
-    def digest(self) -> str:
-        """The digest of the last recorded state."""
-        return self.states[max(self.states)]["digest"]
+    def steps(self) -> int:
+        """The last recorded step."""
+        return max(self.states, default=0)
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the last recorded state; None if the workers came apart in the first step."""
+        return self.states[self.steps]["digest"] if self.states else None
+
+    @property
+    def drift(self) -> str | None:
+        """The sentence with which it stopped, where its workers came apart."""
+        return self.report.outcome.reason
 
 
 def make_stamp() -> str:
@@ -65,7 +75,10 @@ class Series:
         return finished(run, self.start(launch, run.label, run.slug), self.script)
 
     def start(self, launch: Launch, label: str, slug: str, on_event: OnEvent | None = None) -> Report:
-        """Train once; a run that fails ends the command as it ended, and so does an error of `on_event`."""
+        """Train once; a run that fails ends the command as it ended, and so does an error of `on_event`.
+
+        One whose workers came apart is a finding, and is returned.
+        """
         name = f"{self.stamp}-verify-{slug}"
         folder = Path(launch.runs_root) / name
         # Checkpoints of the script's own folder are neither read nor replaced.
@@ -87,7 +100,7 @@ class Series:
         self.folders.append(folder)
         report = perform(request, on_event=listen)
         self.display.end(report)
-        if not report.outcome.ok:
+        if report.outcome.exit_code not in (0, NotBitwise.exit_code):
             self.display.close()
             explain_failure(report, shown=False)
             raise typer.Exit(report.outcome.exit_code)
@@ -106,7 +119,7 @@ def finished(run: PlannedRun, report: Report, script: str) -> Done:
     if path.is_file():
         with path.open(encoding="utf-8") as file:
             states = parse_states(file)
-    if not states:
+    if not states and report.outcome.ok:
         raise nothing_trained(script)
     definition = Definition(json.loads((report.run_dir / "definition.json").read_text(encoding="utf-8")))
     return Done(run=run, report=report, states=states, definition=definition)

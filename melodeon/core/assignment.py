@@ -79,10 +79,19 @@ class Assignment:
             )
 
 
+MOST_VIRTUAL_WORKERS = 65_536
+"""A step runs the model once for each, so more than this is a slip."""
+
+
 def check_virtual_workers(virtual_workers: int) -> None:
-    """Refuse anything but a positive whole number."""
+    """Refuse anything but a positive whole number that a step can go through."""
     if isinstance(virtual_workers, bool) or not isinstance(virtual_workers, int) or virtual_workers < 1:
         raise UsageError(f"virtual_workers={virtual_workers!r} must be a whole number of at least 1, such as 8")
+    if virtual_workers > MOST_VIRTUAL_WORKERS:
+        raise UsageError(
+            f"virtual_workers={virtual_workers} is more than {MOST_VIRTUAL_WORKERS}, and a step runs the model once "
+            "for each: choose as many as the job may ever have workers, such as 8"
+        )
 
 
 @cache

@@ -112,9 +112,10 @@ D2_FLAGS = ("avx2", "fma")
 
 def parse_level(text: str) -> Level:
     """The level of that name; an unknown one is answered with the nearest."""
-    level = LEVELS.get(text.upper())
+    name = str(text).upper()  # a script may pass a number
+    level = LEVELS.get(name)
     if level is None:
-        near = difflib.get_close_matches(text.upper(), LEVELS, n=1, cutoff=0.0)[0]
+        near = difflib.get_close_matches(name, LEVELS, n=1, cutoff=0.0)[0]
         raise UsageError(f"determinism {text!r} is not one of {', '.join(LEVELS)}: did you mean {near}?")
     return level
 

@@ -35,9 +35,13 @@ class StateDifference:
     """How many leaves the two states have between them."""
     missing_in: str | None = None
     """The run that did not record this step; None where both did."""
+    within: str | None = None
+    """Where the other run's own workers part at this step: what it said when it stopped."""
 
     def sentence(self) -> str:
         """The difference for a person."""
+        if self.within is not None:
+            return f"{self.other} differs within itself: {self.within}"
         if self.missing_in is not None:
             there = self.other if self.missing_in == self.reference else self.reference
             return f"step {self.step}: {there} recorded a state and {self.missing_in} did not"

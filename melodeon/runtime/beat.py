@@ -271,4 +271,9 @@ class Beat:
             raise UsageError(
                 f"job.backward needs one number, a scalar loss, and was given {shape}: reduce it with .mean()"
             )
+        if not loss.requires_grad:
+            raise UsageError(
+                "job.backward was given a loss that needs no gradient: compute it from what the wrapped model returns, "
+                "outside torch.no_grad() and without .detach()"
+            )
         return turn

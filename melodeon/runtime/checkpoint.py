@@ -17,9 +17,18 @@ from melodeon.core.errors import CheckpointError, UsageError
 from melodeon.runtime.checkpoint_file import SUFFIX, TEMPORARY_SUFFIX, Checkpoint, read_checkpoint, write_file
 from melodeon.runtime.codec import JsonValue, flatten
 
-__all__ = ["BackgroundWriter", "Checkpoint", "CheckpointFolder", "read_checkpoint"]
+__all__ = ["BackgroundWriter", "Checkpoint", "CheckpointFolder", "read_checkpoint", "shown"]
 
 _NAME = re.compile(r"step-(\d{10,18})\.melodeon")
+
+
+def shown(path: Path) -> Path:
+    """A path as sentences have it: relative, where it lies below the current directory."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return path
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 class CheckpointFolder:
@@ -53,7 +62,7 @@ class CheckpointFolder:
             self._prune(step)
         except OSError as error:
             raise CheckpointError(
-                f"checkpoint {target} cannot be written ({error.strerror or error}): "
+                f"checkpoint {shown(target)} cannot be written ({error.strerror or error}): "
                 "make room or choose a folder that can be written to"
             ) from error
         return target
@@ -73,10 +82,10 @@ class CheckpointFolder:
         while found := [item for item in self._files() if item[1] not in refused]:
             step, path = found[-1]
             try:
-                checkpoint = read_checkpoint(path)
+                checkpoint = read_checkpoint(shown(path))
                 if checkpoint.step == step:
                     return checkpoint, list(refused.values())
-                refused[path] = f"checkpoint {path} is refused: it holds step {checkpoint.step}, rename it back"
+                refused[path] = f"checkpoint {shown(path)} is refused: it holds step {checkpoint.step}, rename it back"
             except CheckpointError as error:
                 if os.path.lexists(path):
                     refused[path] = str(error)
@@ -89,13 +98,14 @@ class CheckpointFolder:
             return []
         except OSError as error:
             raise CheckpointError(
-                f"checkpoint folder {self.path} cannot be listed ({error.strerror}): give a folder that can be read"
+                f"checkpoint folder {shown(self.path)} cannot be listed ({error.strerror}): give a folder that can "
+                "be read"
             ) from error
         return sorted((int(match[1]), self.path / match[0]) for name in names if (match := _NAME.fullmatch(name)))
 
     def _make(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"checkpoint folder {self.path} is a file: give the path of a folder")
+            raise CheckpointError(f"checkpoint folder {shown(self.path)} is a file: give the path of a folder")
         created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         for folder in created:

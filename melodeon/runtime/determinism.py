@@ -24,7 +24,7 @@ def apply(
 
     `level` None takes the launcher's, else D1; `threads` None takes the level's default (1; D0 leaves them alone).
     """
-    chosen = parse_level(level or launched_level or DEFAULT)
+    chosen = parse_level(level if level is not None else launched_level or DEFAULT)
     _check_launched(chosen, launched_level)
     _check_before_torch(chosen)
     for name, value in level_env(chosen.name, threads).items():

@@ -22,7 +22,7 @@ from melodeon.runtime.buffers import Buffers
 from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.feed import Feed
 from melodeon.runtime.group import Group
-from melodeon.runtime.guard import Guard, grads_of
+from melodeon.runtime.guard import Guard, Weights, grads_of
 from melodeon.runtime.loader import Source
 from melodeon.runtime.partitioned import Partitioned
 from melodeon.runtime.random_streams import CarriedStreams, DerivedStreams, Generators
@@ -60,6 +60,7 @@ class Engine:
         self._required: list[bool] = []
         self._roots: dict[tuple[float, torch.dtype, torch.device], torch.Tensor] = {}
         self._guard: Guard | None = None
+        self._weights = Weights(())
         ranks = assignment.ranks_of(group.rank)
         self._first_rank = ranks[0]
         self._arrival: list[int] | None = None
@@ -108,7 +109,9 @@ class Engine:
         """All objects are wrapped: make what sums their gradients and keeps their buffers."""
         self._parts = parts
         self.buffers = Buffers(parts.models, self._group, self._assignment.worker_of(0))
-        self._params = [param for _, param in named_parameters(parts.models)]
+        named = named_parameters(parts.models)
+        self._params = [param for _, param in named]
+        self._weights = Weights(named)
         self._trainable()
         if not self._elastic:
             self._build_reducer()
@@ -182,6 +185,7 @@ class Engine:
     def begin_step(self) -> None:
         """The first local virtual worker is about to begin."""
         self.reducer.drop_gradients()
+        self._weights.begin_step()
         if self._guard is not None:
             self._guard.begin_step()
 
@@ -236,7 +240,7 @@ class Engine:
             )
         if self._guard is not None:
             self._guard.check(step)
-            self._guard.check_weights(step)
+        self._weights.check(step)
         header = self.reducer.finish(
             finite=finite,
             fingerprint=self.streams.fingerprint(),

@@ -9,8 +9,9 @@ Traded away: loader processes live through all epochs with the dataset as it was
 the dataset object later do not reach them; and a batch being loaded for nobody is finished, not cancelled.
 """
 
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +25,20 @@ from melodeon.core.errors import UsageError, WorkerLost
 from melodeon.core.sampling import EpochPlan
 from melodeon.core.streams import derive
 from melodeon.runtime.feed_source import Collate, Key, Loaded, ProcessInit, Source
+
+OPTIONS = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+)
+"""Those of DataLoader's options that a feed takes."""
+
+PREFETCHED = 2
+"""Batches loaded ahead by each loader process where nobody says; DataLoader's own number."""
 
 Slot = tuple[int, int]
 """(cursor, virtual rank): what a batch is for."""
@@ -60,12 +75,13 @@ class Feed:
         num_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
-        prefetch_factor: int = 2,
+        prefetch_factor: int | None = None,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         keep_generators: bool = True,
     ) -> None:
+        prefetch_factor = PREFETCHED if prefetch_factor is None else prefetch_factor
         _check_options(num_workers, prefetch_factor, timeout)
         self.plan = plan
         self.stop: int | None = None
@@ -308,10 +324,20 @@ def _as_is(answer: Any) -> Any:
     return answer
 
 
+def check_names(given: Iterable[str], taken: Sequence[str]) -> None:
+    """Refuse options of a loader that are not among those `taken`."""
+    for name in given:
+        if name not in taken:
+            raise UsageError(
+                f"job.loader does not take {name}=: besides batch_size, shuffle, drop_last and uneven it takes "
+                f"{', '.join(taken)}"
+            )
+
+
 def _check_options(num_workers: int, prefetch_factor: int, timeout: float) -> None:
     if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
         raise UsageError(f"num_workers={num_workers!r} must be a whole number, 0 to load in the worker's own process")
     if isinstance(prefetch_factor, bool) or not isinstance(prefetch_factor, int) or prefetch_factor < 1:
         raise UsageError(f"prefetch_factor={prefetch_factor!r} must be a whole number of at least 1, such as 2")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
         raise UsageError(f"timeout={timeout!r} must be a number of seconds, 0 to wait for ever")

@@ -5,7 +5,7 @@ other method go on working, and the scheduler's `optimizer` is still the same ob
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from types import MethodType
 from typing import Any, Protocol
@@ -133,12 +133,33 @@ def gate_scaler(scaler: "torch.amp.GradScaler", job: Turnstile) -> None:
     scaler.update = gated_update  # type: ignore[method-assign]
 
 
-def gate_methods(owner: object, names: Iterable[str], job: Turnstile) -> None:
+def methods_of(owner: object, names: Iterable[str]) -> list[str]:
+    """The names that a script gave, all of them methods of the object."""
+    kind = type(owner)
+    if isinstance(names, str):
+        raise UsageError(f"once={names!r} is one string: pass the names of methods in a tuple, once=({names!r},)")
+    found = list(names)
+    for name in found:
+        if not isinstance(name, str) or not callable(getattr(kind, name, None)):
+            raise UsageError(
+                f"job.register(..., once=...) names {name!r}, and {kind.__name__} has no such method: name methods of "
+                "its class"
+            )
+    return found
+
+
+def gate_methods(owner: object, names: Collection[str], job: Turnstile) -> None:
     """Make these methods take effect once per step; names the object does not have are passed over.
 
     The object gets a subclass of its own rather than attributes: many a `state_dict()` is simply `self.__dict__`.
     """
-    kind = type(owner)
+    kind, own = type(owner), getattr(owner, "__dict__", {})
+    for name in names:
+        if callable(own.get(name)):
+            raise UsageError(
+                f"{name!r} of this {kind.__name__} was set on the object, where it would take effect once per virtual "
+                "worker: make it a method of the class, or leave it out of job.register(..., once=(...))"
+            )
     methods = {name: _once(getattr(kind, name), job) for name in names if callable(getattr(kind, name, None))}
     if methods:
         # No slots of its own: only then may it take the place of a class that has some.

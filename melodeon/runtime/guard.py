@@ -2,8 +2,9 @@
 
 Until the update, weights must stay as they are and gradients belong to the job: a script that clips them by itself,
 runs a backward pass of its own or changes weights would do so between virtual workers that happen to share a worker.
-Autograd's version counters show it, for a few dozen nanoseconds a parameter. Gradients that the job has already taken
-away cannot show anything, so a trip wire takes the place of one of them: a zero that nobody should touch.
+Autograd's version counters show it, for a few dozen nanoseconds a parameter, and addresses show what was put in a
+weight's place; what is written through `param.data` shows in neither. Gradients that the job has already taken away
+cannot show anything, so a trip wire takes the place of one of them: a zero that nobody should touch.
 
 Where a step is many small kernels, reading an attribute of every parameter is time that the device waits. So gradients
 are read once before a backward pass and once after it, and what was read is handed on to and from whoever sums them.
@@ -20,7 +21,7 @@ Grads = list[torch.Tensor | None]
 Marks = tuple[Grads, list[int]]
 """Gradients, and how often each was written; -1 where there is none."""
 
-_grad, _version = attrgetter("grad"), attrgetter("_version")
+_grad, _version, _place = attrgetter("grad"), attrgetter("_version"), torch.Tensor.data_ptr
 
 
 def grads_of(params: Sequence[torch.nn.Parameter]) -> Grads:
@@ -34,13 +35,51 @@ def marks_of(params: Sequence[torch.nn.Parameter]) -> Marks:
     return grads, _versions(grads)
 
 
+class Weights:
+    """Remembers all weights, trained or frozen, as the last update left them."""
+
+    def __init__(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        # Tensors of inference mode have no version; sparse ones have no place, and no state can hold them anyway.
+        watched = [(name, p) for name, p in named if not p.is_inference() and p.layout == torch.strided]
+        self._names = [name for name, _ in watched]
+        self._params = [param for _, param in watched]
+        self._versions: list[int] = []
+        self._places: list[int] = []
+        self._held: list[torch.Tensor] = []
+        """The memory at those places: while it is held, nothing else can come to lie there."""
+
+    def begin_step(self) -> None:
+        """Weights are as the last update left them, or the script since then."""
+        self._versions = list(map(_version, self._params))
+        places = list(map(_place, self._params))
+        if places != self._places:
+            self._places, self._held = places, [param.data for param in self._params]
+
+    def check(self, step: int) -> None:
+        """Refuse to update weights if somebody has changed one since the step began."""
+        versions, places = list(map(_version, self._params)), list(map(_place, self._params))
+        if versions == self._versions and places == self._places:
+            return
+        for index, name in enumerate(self._names):
+            if versions[index] != self._versions[index] or not self._kept(index, places[index]):
+                raise UsageError(
+                    f"{name!r} was changed in step {step} before the update, by the script or in a forward pass: "
+                    "change weights once per step, after optimizer.step() and under `if job.committed:`"
+                )
+
+    def _kept(self, index: int, place: int) -> bool:
+        """Whether a weight has its values, even in another place: an RNN's flatten_parameters() moves it there."""
+        now, before = self._params[index], self._held[index]
+        alike = now.device == before.device and now.dtype == before.dtype
+        return place == self._places[index] or (alike and torch.equal(now, before))
+
+
 class Guard:
-    """Remembers weights and gradients as the job left them."""
+    """Remembers gradients as the job left them."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         self._params = list(params)
         self._names = list(names)
-        self._weights: list[int] = []
         self._marks: Marks = ([], [])
         self._wired = min(range(len(self._params)), key=lambda index: self._params[index].numel())
         self._wire = torch.zeros_like(self._params[self._wired], requires_grad=False)
@@ -49,8 +88,7 @@ class Guard:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Weights are as the last update left them, or the script since then; there are no gradients."""
-        self._weights = list(map(_version, self._params))
+        """There are no gradients."""
         self._marks = self._bare
 
     def leave(self, grads: Grads | None) -> None:
@@ -73,16 +111,6 @@ class Guard:
             self._params[self._wired].grad = None
             grads[self._wired], versions[self._wired] = None, -1
         return grads, versions
-
-    def check_weights(self, step: int) -> None:
-        """Refuse to update weights that somebody has changed since the step began."""
-        versions = list(map(_version, self._params))
-        if versions != self._weights:
-            changed = [now != before for now, before in zip(versions, self._weights, strict=True)]
-            raise UsageError(
-                f"{self._names[changed.index(True)]!r} was changed in step {step} before the update, by the script or "
-                "in a forward pass: change weights once per step, after optimizer.step() and under `if job.committed:`"
-            )
 
     def _refuse(self, changed: list[bool], step: int) -> None:
         raise UsageError(

@@ -1,6 +1,7 @@
 """The training loop as one job: what the five changed lines call. What they set going is the `Course`."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from melodeon.core.errors import UsageError
 from melodeon.core.sampling import EpochPlan, Uneven
 from melodeon.runtime import gates, state, wrapping
 from melodeon.runtime.course import Course
-from melodeon.runtime.feed import dataset_length
+from melodeon.runtime.feed import OPTIONS, check_names, dataset_length
 from melodeon.runtime.keeper import KEPT
 from melodeon.runtime.loader import Loader
 from melodeon.runtime.partitioned import Partitioned
@@ -135,16 +136,19 @@ class Job:
             gates.gate_methods(owner, ["step"], course.beat)
         return owner
 
-    def register(self, name: str, owner: T, *, once: Iterable[str] = ONCE_PER_STEP) -> T:
-        """Keep another object's state with the job's; its methods named in `once` take effect once per step."""
+    def register(self, name: str, owner: T, *, once: Iterable[str] | None = None) -> T:
+        """Keep another object's state with the job's; its methods named in `once` take effect once per step.
+
+        Without `once` those are `update`, `update_parameters` and `step`, as far as it has them.
+        """
         course = self.course
         state.check_registered(name, owner, course.parts.registered)
         if course.prepared:
             raise UsageError(
                 f"job.register({name!r}, ...) was called after the training loop began: register it before"
             )
+        gates.gate_methods(owner, ONCE_PER_STEP if once is None else gates.methods_of(owner, once), course.beat)
         course.parts.registered[name] = owner  # type: ignore[assignment]  # checked above
-        gates.gate_methods(owner, once, course.beat)
         return owner
 
     def loader(
@@ -167,6 +171,12 @@ class Job:
         course = self.course
         if course.prepared:
             raise UsageError("job.loader was called after the training loop began: make loaders before job.epochs(...)")
+        check_names(options, ("collate_fn", "num_workers") if isinstance(dataset, Partitioned) else OPTIONS)
+        if drop_last and uneven not in (None, "drop"):
+            raise UsageError(
+                f"drop_last=True and uneven={uneven!r} contradict each other: drop_last=True means uneven='drop', so "
+                "give one of them"
+            )
         if uneven is None:
             uneven = "drop" if drop_last else "exact" if course.settings.order == "tree" else "pad"
         book = None
@@ -190,6 +200,8 @@ class Job:
         """Store the state every so many steps, and go on from the newest good one when the script starts again."""
         if self.course.prepared:
             raise UsageError("job.checkpoint was called after the training loop began: call it before job.epochs(...)")
+        if not isinstance(folder, str | PathLike) or "\0" in str(folder):
+            raise UsageError(f"job.checkpoint({folder!r}, ...) names no folder: give a path, such as 'checkpoints'")
         launch = self.course.launch
         every = every if launch.checkpoint_every is None else launch.checkpoint_every
         self.course.keeper.keep(launch.checkpoint_dir or folder, every, keep, strict=strict)
@@ -255,6 +267,11 @@ class Job:
         if course.beat.turn is not None:
             raise UsageError(
                 "job.save was called inside a step: call it between epochs, or use job.checkpoint(every=...)"
+            )
+        if not course.prepared:
+            raise UsageError(
+                "job.save was called before the training loop began: call it inside `for epoch in job.epochs(...)`, or "
+                "after it"
             )
         course.settle()
         ended = all(loader.cursor >= loader.plan.cursor(course.epoch + 1) for loader in course.loaders)

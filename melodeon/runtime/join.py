@@ -165,13 +165,27 @@ def _pin(slot: int, threads: int) -> None:
 
 def _device(asked: str | torch.device | None, worker: int) -> torch.device:
     """The worker's device: its own GPU where there are some (shared if there are fewer), else the CPU."""
-    device = torch.device(asked if asked is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    device = _parse_device(asked if asked is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise UsageError(f"device={str(device)!r} was asked for, but torch sees no CUDA device: use device='cpu'")
-        index = device.index if device.index is not None else worker % torch.cuda.device_count()
+        count = torch.cuda.device_count()
+        index = device.index if device.index is not None else worker % count
+        if index >= count:
+            raise UsageError(f"device={str(device)!r} is not there: torch sees {count}, from 'cuda:0' on")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
+    return device
+
+
+def _parse_device(asked: object) -> torch.device:
+    try:
+        device = torch.device(asked) if isinstance(asked, str | torch.device) else None
+    except RuntimeError:  # torch's word for a name that it does not know
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        shown = str(asked) if isinstance(asked, torch.device) else asked
+        raise UsageError(f"device={shown!r} cannot train: use 'cpu', 'cuda' or a GPU by its number, such as 'cuda:0'")
     return device
 
 

@@ -45,6 +45,8 @@ class Journal:
         self._record_states = launch.record_states
         self._event_fd = launch.event_fd
         self._launch = launch
+        self._place = Path(launch.run_dir or launch.runs_root).absolute()
+        """The run's folder, or where it will be made; absolute, because the script may change its directory."""
         self._files: dict[str, IO[str]] = {}
         self._receipt: Receipt | None = None
         self._shown_at = 0.0
@@ -53,7 +55,7 @@ class Journal:
     def folder(self) -> Path:
         """The run's folder; without a launcher, made when it is first asked for: not by a script that cannot start."""
         launch = self._launch
-        return Path(launch.run_dir) if launch.run_dir else _new_folder(Path(launch.runs_root), launch)
+        return self._place if launch.run_dir else _new_folder(self._place, launch)
 
     def event(self, kind: str, **fields: object) -> None:
         """Tell the launcher, in one line."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from melodeon.coord.failpoint import failpoint
-from melodeon.core.definition import Definition
+from melodeon.core.definition import Definition, Value
 from melodeon.core.errors import CheckpointError, DefinitionError, NotBitwise, UsageError
 from melodeon.core.launch import Launch
-from melodeon.runtime.checkpoint import BackgroundWriter, Checkpoint, CheckpointFolder
+from melodeon.runtime.checkpoint import BackgroundWriter, Checkpoint, CheckpointFolder, shown
 from melodeon.runtime.codec import clone_state
 from melodeon.runtime.digest import StateDigest, digest_state
 from melodeon.runtime.group import Group
@@ -67,7 +67,8 @@ class Keeper:
             self._open(launch.checkpoint_dir, launch.checkpoint_every or 0, KEPT, strict=True)
 
     def _open(self, folder: str | Path, every: int, keep: int, *, strict: bool) -> None:
-        self._folder = CheckpointFolder(folder, keep=keep)
+        # Absolute: the script may change its directory.
+        self._folder = CheckpointFolder(Path(folder).absolute(), keep=keep)
         self._writer = BackgroundWriter(self._folder)
         self._every, self._strict = every, strict
 
@@ -83,17 +84,28 @@ class Keeper:
         if chosen < 0:
             return None
         if found is None or found.step != chosen:
+            finds = "no good checkpoint" if found is None else f"step {found.step}"
             raise CheckpointError(
-                f"worker 0 resumes from step {chosen}, but worker {self.group.rank} "
-                f"finds {'no good checkpoint' if found is None else f'step {found.step}'} in {self._folder.path}: "
-                "every worker must see the same folder"
+                f"worker 0 resumes from step {chosen}, but worker {self.group.rank} finds {finds} in "
+                f"{shown(self._folder.path)}: every worker must see the same folder"
             )
-        if self._strict and (differs := found.definition.differences(self.definition)):
-            raise DefinitionError(
-                f"{found.path.name} was written by a run of another definition ({'; '.join(differs)}): start it as "
-                "that run was started, or pass job.checkpoint(..., strict=False) to go on with other bits"
-            )
+        self._check_definition(found)
         return found
+
+    def _check_definition(self, found: Checkpoint) -> None:
+        differs = found.definition.differences(self.definition)
+        written = f"{found.path.name} was written by a run of another definition ({'; '.join(differs)})"
+        if _place(found.definition) != _place(self.definition):
+            raise DefinitionError(
+                f"{written}, and virtual_workers, seed, order, hybrid and the loaders define the position in the data "
+                "and the random streams: start it as that run was started, or take its weights into a new run by "
+                "`melodeon export`"
+            )
+        if self._strict and differs:
+            raise DefinitionError(
+                f"{written}: start it as that run was started, or pass job.checkpoint(..., strict=False) to go on with "
+                "other bits"
+            )
 
     def check_restored(self, found: Checkpoint) -> None:
         """Refuse to go on unless the script's objects now hold what the checkpoint holds, to the bit."""
@@ -167,7 +179,9 @@ class Keeper:
         differing = [name for name in dict.fromkeys([*mine, *other]) if mine.get(name) != other.get(name)]
         return NotBitwise(
             f"after step {step} worker {worker} has another state than worker 0: {len(differing)} values differ, the "
-            f"first is {differing[0]}; its hardware, settings or code differ (`melodeon doctor` checks the machine)"
+            f"first is {differing[0]}: what a script changes once per virtual worker must change once per step (under "
+            "`if job.committed:`, or by a method named in job.register(..., once=...)); if nothing does, hardware, "
+            "settings or code differ (`melodeon doctor` checks the machine)"
         )
 
     def _store(self, step: int, state: dict[str, Any]) -> None:
@@ -176,8 +190,17 @@ class Keeper:
             failpoint("boundary.checkpoint")
             assert self._folder is not None
             if self._stored != step:
-                self._journal.event("checkpoint", step=step, path=str(self._folder.path))
+                self._journal.event("checkpoint", step=step, path=str(shown(self._folder.path)))
         self._stored = step
+
+
+def _place(definition: Definition) -> dict[str, Value]:
+    """The facts without which a checkpoint's position in the data and its random states mean something else."""
+    return {
+        name: value
+        for name, value in definition.values.items()
+        if name in ("virtual_workers", "seed", "order", "hybrid") or name.startswith("loader")
+    }
 
 
 def _digest(state: Mapping[str, Any]) -> StateDigest:

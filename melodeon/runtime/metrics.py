@@ -100,15 +100,18 @@ def _number(name: str, value: object) -> torch.Tensor | float:
     """One number, kept as it is now: the script may go on to write to the tensor that it logged."""
     if name in ("step", "epoch"):
         raise UsageError(f"job.log({name}=...) is the name of a column that every row has: choose another name")
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.detach().clone()
-    try:
-        return float(value)  # type: ignore[arg-type]  # what has no number says so
-    except (TypeError, ValueError, RuntimeError):
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else repr(value)
-        raise UsageError(
-            f"job.log({name}=...) was given {shape}: log one number a virtual worker, such as x.mean()"
-        ) from None
+    if isinstance(value, torch.Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            return value.detach().clone()
+        found = "a complex number" if value.numel() == 1 else str(tuple(value.shape))
+    else:
+        try:
+            return float(value)  # type: ignore[arg-type]  # what has no number says so
+        except OverflowError:
+            found = "a number past the range of a float"
+        except (TypeError, ValueError, RuntimeError):
+            found = repr(value)
+    raise UsageError(f"job.log({name}=...) was given {found}: log one number a virtual worker, such as x.mean()")
 
 
 def mean(values: Mapping[int, tuple[float, float]], virtual_workers: int) -> float:

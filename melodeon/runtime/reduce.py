@@ -11,6 +11,7 @@ loss was not finite, whether the random states agree.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -22,6 +23,8 @@ from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.group import Group
 from melodeon.runtime.guard import Grads, Marks
 from melodeon.runtime.lanes import Lane
+
+_hooks_of = attrgetter("_post_accumulate_grad_hooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,7 @@ class Reducer(ABC):
         """The first step is not over: every backward pass is watched, as far as that tells what the model does."""
         self._arrived: dict[int, None] = {}
         """The parameters whose gradients this backward pass has brought, in order."""
-        self._hooks: list[RemovableHandle] = []
-        for index, param in enumerate(self.params):
-            handle = param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
-            self._hooks.append(handle)
+        self._hooks: list[RemovableHandle] = [self._listen_to(index) for index in range(len(self.params))]
 
     def close(self) -> None:
         """Take the hooks off."""
@@ -123,6 +123,20 @@ class Reducer(ABC):
                 self._arrive(index)
 
         return arrived
+
+    def _listen_to(self, index: int) -> RemovableHandle:
+        hook = self._hook(index)
+        handle: RemovableHandle = self.params[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return handle
+
+    def _go_last(self) -> bool:
+        """Whether the script has hooks of its own on gradients that have come; they may change them before ours run."""
+        ours = 1 if self._hooks else 0
+        theirs = [index for index, hooks in enumerate(map(_hooks_of, self.params)) if hooks and len(hooks) > ours]
+        for index in theirs if ours else ():
+            self._hooks[index].remove()
+            self._hooks[index] = self._listen_to(index)
+        return bool(theirs)
 
     def _unhook(self) -> None:
         for hook in self._hooks:

@@ -57,6 +57,7 @@ class DdpReducer(Reducer):
         """Send buckets during the last backward."""
         if first and rank == self.ranks[0]:
             self._used = [False] * len(self.params)
+            self._go_last()
         self._listen(sending=final and rank == self.ranks[-1])
 
     def after(self, rank: int) -> Grads | None:

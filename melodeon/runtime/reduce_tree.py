@@ -2,7 +2,8 @@
 
 A binary counter: after virtual rank v the stack holds the nodes that cover the ranks done so far, at most log2(V) + 1
 sets of gradients. Neighbours (2k, 2k+1) share `.grad`: autograd's own in-place addition is the tree's leaf pair, so
-half of the additions cost nothing extra. A missing gradient counts as zeros, wherever the additions happen.
+half of the additions cost nothing extra. A missing gradient counts as zeros, wherever the additions happen. A hook of
+the script on `.grad` must see one virtual worker's gradient, whoever its neighbour is: where there is one, none share.
 """
 
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ class TreeReducer(Reducer):
         self._stack: list[Partial] = []
         self._marks: Marks | None = None
         """The left gradients of a pair and their versions, while the right ones are being added to them."""
+        self._shares = True
+        """Whether neighbours may share `.grad` in this step."""
         self._used = [False] * len(self.params)
         if group.size > 1:
             self._take(exchange or tree_exchange(params, group, assignment))
@@ -57,9 +60,12 @@ class TreeReducer(Reducer):
 
     def before(self, rank: int, marks: Marks, *, first: bool, final: bool) -> None:
         """Leave the left neighbour's gradients in `.grad` for autograd to add to, or lay them aside."""
+        if first and rank == self.ranks[0]:
+            self._shares = not self._go_last()
         if first and self._stack and self._stack[-1].grads is None:
             left = self._stack[-1].span
-            if final and left == (rank - 1, rank) and tree.mergeable(left, (rank, rank + 1), self._virtual_workers):
+            pair = left == (rank - 1, rank) and tree.mergeable(left, (rank, rank + 1), self._virtual_workers)
+            if pair and final and self._shares:
                 self._marks = marks
             else:
                 self._stack[-1].grads = marks[0]

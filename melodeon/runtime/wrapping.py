@@ -1,10 +1,12 @@
 """What `job.wrap(...)` accepts, and what must hold of it before the first step."""
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -26,6 +28,7 @@ def add(parts: Parts, owner: object) -> str:
         parts.models.append(owner)
         return "model"
     if isinstance(owner, torch.optim.Optimizer):
+        check_optimizer(owner)
         parts.optimizers.append(owner)
         return "optimizer"
     if isinstance(owner, Scheduler):
@@ -64,6 +67,20 @@ def check_model(model: torch.nn.Module) -> None:
                 f"{name!r} has max_norm={child.max_norm}, which changes weights in every forward pass: use "
                 "max_norm=None and renormalise after optimizer.step(), under `if job.committed:`"
             )
+
+    for name, tensor in (*bare(model).named_parameters(), *bare(model).named_buffers()):
+        if is_lazy(tensor):
+            raise UsageError(f"{name!r} has no shape yet: run one batch through the model before job.wrap(...)")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse one that runs the model by itself."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__}.step needs a closure, which would run the model again inside the update: "
+            "choose an optimizer that steps without one, such as SGD or AdamW"
+        )
 
 
 def check_parts(parts: Parts) -> None:

@@ -22,6 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--wrong-from", type=int)
 parser.add_argument("--fail", action="store_true")
+parser.add_argument("--drift", action="store_true")
 options = parser.parse_args()
 
 job = melodeon.join(virtual_workers=3, seed=options.seed)
@@ -32,6 +33,15 @@ generator = torch.Generator().manual_seed(5)
 data = torch.utils.data.TensorDataset(
     torch.randn(26, 6, generator=generator), torch.randint(0, 3, (26,), generator=generator)
 )
+class Count:
+    def __init__(self):
+        self.seen = 0
+    def state_dict(self):
+        return {"seen": self.seen}
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+count = job.register("count", Count())
 loader = job.loader(data, batch_size=3, shuffle=True)
 job.checkpoint("checkpoints", every=2)
 for epoch in job.epochs(2):
@@ -44,6 +54,7 @@ for epoch in job.epochs(2):
         job.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
+        count.seen += options.drift  # the mistake: once per virtual worker
     print("an epoch's own output")
 """
 
@@ -100,6 +111,39 @@ def test_a_script_that_asks_for_its_workers_is_caught(folder: Path) -> None:
     found = called(folder, *shlex.split(commands[2])[1:])
     assert found.returncode == 6
     assert "step 2" in found.stdout
+
+
+def test_a_run_that_stops_because_its_workers_part_is_one_of_the_findings(folder: Path) -> None:
+    split = ["--steps", "2", "--assignment", "1,2"]
+    done = called(folder, "verify", "train.py", "--workers", "1,3", *split, "--", "--drift")
+    assert done.returncode == 6
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()[:1].isdigit()]
+    assert [(row[1], row[4], row[-1]) for row in rows] == [
+        ("3", "2", "reference"),
+        ("1,1,1", "2", "no"),
+        ("1,2", "0", "no"),
+    ]
+    told = " ".join(done.stdout.split())
+    assert "different: step 1: assignment 1,1,1 differs from assignment 3 in 1 of" in told
+    assert "assignment 1,2 differs within itself: after step 1 worker 1 has another state than worker 0" in told
+    assert "what a script changes once per virtual worker must change once per step" in told
+
+    done = called(folder, "verify", "train.py", "--workers", "1", *split, "--json", "--", "--drift")
+    assert done.returncode == 6
+    result = json.loads(done.stdout)
+    assert [(run["equal"], run["steps"]) for run in result["runs"]] == [(True, 2), (False, 0)]
+    assert result["difference"]["step"] == 1
+    assert result["difference"]["sentence"].endswith(result["runs"][1]["drift"])
+
+
+def test_a_receipt_that_the_run_cannot_confirm_because_its_workers_part(folder: Path) -> None:
+    assert called(folder, "run", "--quiet", "--static", "--name", "a", "--steps", "2", "train.py").returncode == 0
+    receipt = str(folder / ".melodeon" / "runs" / "a" / "receipt.jsonl")
+    done = called(folder, "verify", "--receipt", receipt, "--workers", "2", "--json", "train.py", "--", "--drift")
+    assert done.returncode == 6
+    result = json.loads(done.stdout)
+    assert (result["equal"], result["difference"]["actual"]) == (False, None)
+    assert result["drift"].startswith("after step 1 worker 1 has another state than worker 0")
 
 
 def test_a_failing_script_ends_the_verification_with_its_words(folder: Path) -> None:

@@ -79,14 +79,21 @@ class Script:
         ({"virtual_workers": 0}, "virtual_workers=0 must be a whole number of at least 1"),
         ({"virtual_workers": 2.0}, "virtual_workers=2.0 must be"),
         ({"virtual_workers": True}, "virtual_workers=True must be"),
+        ({"virtual_workers": 10**9}, "virtual_workers=1000000000 is more than 65536"),
         ({"seed": -1}, "seed=-1 must be"),
         ({"seed": "one"}, "seed='one' must be"),
         ({"order": "ring"}, "order='ring' is not known: use 'tree'"),
         ({"nan": "stop"}, "nan='stop' is not known"),
         ({"determinism": "D3"}, "D3"),
+        ({"determinism": 0}, "determinism 0 is not one of"),
+        ({"determinism": 1}, "determinism 1 is not one of D0, D1, D2: did you mean D1"),
         ({"log_every": 0}, "log_every=0 must be"),
         ({"receipt_every": -1}, "receipt_every=-1 must be"),
         ({"device": "cuda"}, "device='cuda' was asked for"),
+        ({"device": "foo"}, "device='foo' cannot train: use 'cpu', 'cuda' or"),
+        ({"device": 3}, "device=3 cannot train"),
+        ({"device": "mps"}, "device='mps' cannot train"),
+        ({"device": torch.device("meta")}, "device='meta' cannot train"),
     ],
 )
 def test_join(join: Join, options: dict[str, Any], sentence: str) -> None:
@@ -134,11 +141,22 @@ def test_wrap_twice(join: Join) -> None:
         (nn.SyncBatchNorm(4), "'1' is a SyncBatchNorm"),
         (nn.Embedding(4, 4, sparse=True), "'1' makes sparse gradients"),
         (nn.Embedding(4, 4, max_norm=1.0), "'1' has max_norm=1.0"),
+        (nn.LazyLinear(4), "'1.weight' has no shape yet: run one batch through the model before job.wrap"),
+        (nn.LazyBatchNorm1d(), "'1.weight' has no shape yet"),
     ],
 )
-def test_models_whose_result_depends_on_the_split(join: Join, layer: nn.Module, sentence: str) -> None:
+def test_models_that_cannot_be_wrapped(join: Join, layer: nn.Module, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         join().wrap(nn.Sequential(nn.Linear(4, 4), layer))
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_an_optimizer_that_runs_the_model_by_itself(join: Join, scheduled: bool) -> None:
+    optimizer = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
+    if scheduled:
+        lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UsageError, match=r"LBFGS\.step needs a closure, which would run the model again"):
+        join().wrap(optimizer)
 
 
 def test_a_script_that_forgets_to_wrap(join: Join) -> None:
@@ -216,6 +234,35 @@ def test_register(join: Join) -> None:
         job.register("", nn.Linear(2, 2))
 
 
+class Ticks(nn.Module):
+    def tick(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("once", "sentence"),
+    [
+        ("tick", r"once='tick' is one string: pass the names of methods in a tuple, once=\('tick',\)"),
+        (("tick", "tik"), "names 'tik', and Ticks has no such method"),
+        ((3,), "names 3, and Ticks has no such method"),
+        (("training",), "names 'training', and Ticks has no such method"),
+    ],
+)
+def test_names_of_methods_that_are_none(join: Join, once: Any, sentence: str) -> None:
+    job = join()
+    with pytest.raises(UsageError, match=sentence):
+        job.register("ticks", Ticks(), once=once)
+    job.register("ticks", Ticks(), once=iter(["tick"]))
+
+
+def test_a_method_set_on_the_object(join: Join) -> None:
+    job, ticks = join(), Ticks()
+    ticks.update = ticks.tick
+    with pytest.raises(UsageError, match="'update' of this Ticks was set on the object"):
+        job.register("ticks", ticks)
+    job.register("ticks", ticks, once=["tick"])
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -224,12 +271,21 @@ def test_register(join: Join) -> None:
         ({"batch_size": 2, "uneven": "maybe"}, "uneven='maybe' is not known"),
         ({"batch_size": 99, "drop_last": True}, "needs 396 for one step"),
         ({"batch_size": 2, "num_workers": -1}, "num_workers=-1 must be"),
-        ({"batch_size": 2, "sampler": None}, "does not take this option .*sampler"),
+        ({"batch_size": 3, "drop_last": True, "uneven": "exact"}, "drop_last=True and uneven='exact' contradict"),
+        ({"batch_size": 3, "drop_last": True, "uneven": "pad"}, "drop_last=True and uneven='pad' contradict"),
+        ({"batch_size": 2, "sampler": None}, "job.loader does not take sampler=: .*uneven it takes num_workers, "),
+        ({"batch_size": 2, "generator": torch.Generator()}, "does not take generator="),
+        ({"batch_size": 2, "persistent_workers": True}, "does not take persistent_workers="),
     ],
 )
 def test_loader_options(join: Join, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         join().loader(parts.data(16), **options)
+
+
+def test_loader_options_that_say_what_is_so_anyway(join: Join) -> None:
+    job = join()
+    assert len(job.loader(parts.data(17), batch_size=2, drop_last=True, uneven="drop", prefetch_factor=None)) == 2
 
 
 class Endless(IterableDataset[int]):
@@ -253,11 +309,21 @@ def test_checkpoint(join: Join, tmp_path: Path) -> None:
             job.checkpoint(str(tmp_path), every=every)
     with pytest.raises(UsageError, match="keep=0"):
         job.checkpoint(str(tmp_path), every=1, keep=0)
-    with pytest.raises(UsageError, match="no checkpoint folder"):
-        job.save()
+    for folder in (None, 3, "a\0b"):
+        with pytest.raises(UsageError, match="names no folder: give a path, such as 'checkpoints'"):
+            job.checkpoint(folder, every=1)  # type: ignore[arg-type]
     job.checkpoint(str(tmp_path), every=1)
     with pytest.raises(UsageError, match="called twice"):
         job.checkpoint(str(tmp_path), every=1)
+
+
+def test_saving_too_early_or_nowhere(join: Join) -> None:
+    script = Script(join())
+    with pytest.raises(UsageError, match=r"job.save was called before the training loop began"):
+        script.job.save()
+    script.train(Script.good)
+    with pytest.raises(UsageError, match="no checkpoint folder"):
+        script.job.save()
 
 
 def test_epochs(join: Join) -> None:
@@ -329,6 +395,10 @@ def not_tensor(script: Script, batch: Any) -> None:
     script.job.backward(1.0)  # type: ignore[arg-type]
 
 
+def detached(script: Script, batch: Any) -> None:
+    script.job.backward(script.loss(batch).detach())
+
+
 def steps_first(script: Script, batch: Any) -> None:
     script.optimizer.step()
     script.job.backward(script.loss(batch))
@@ -357,6 +427,11 @@ def changes_weights(script: Script, batch: Any) -> None:
     script.good(batch)
     with torch.no_grad():
         script.model.bias.clamp_(-0.1, 0.1)
+
+
+def replaces_weights(script: Script, batch: Any) -> None:
+    script.good(batch)
+    script.model.bias.data = script.model.bias.data * 0.5
 
 
 def clips_without_norm(script: Script, batch: Any) -> None:
@@ -407,11 +482,13 @@ MISTAKES: dict[Callable[[Script, Any], None], str] = {
     closure: "SGD.step was given a closure",
     not_scalar: "a scalar loss, and was given \\(2, 4\\): reduce it",
     not_tensor: "a scalar loss, and was given float",
+    detached: "job.backward was given a loss that needs no gradient: compute it from what the wrapped model returns",
     steps_first: "optimizer.step\\(\\) was called before job.backward",
     own_clipping: "the gradient of '(weight|bias)' was changed .* clip with job.clip_grad_norm_",
     own_zeroing: "the gradient of '(weight|bias)' was changed outside job.backward",
     own_scaler: "SGD.step was called by a GradScaler that is not wrapped",
     changes_weights: "'bias' was changed in step 0 before the update",
+    replaces_weights: "'bias' was changed in step 0 before the update",
     clips_without_norm: "job.clip_grad_norm_ needs max_norm",
     own_optimizer: "Adam stepped inside the training loop and is not wrapped",
     logs_a_vector: "was given \\(2, 4\\): log one number",
@@ -438,6 +515,68 @@ def test_outside_the_loop(join: Join) -> None:
             call()
     with pytest.raises(UsageError, match=r"the loader was iterated outside job.epochs\(...\)"):
         next(iter(script.loader))
+
+
+class Momentum(nn.Module):
+    """Its frozen half follows the other one, in every forward pass."""
+
+    def __init__(self, *, replace: bool) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Linear(parts.FEATURES, parts.CLASSES) for _ in range(2))
+        self.key.requires_grad_(False)
+        self.replace = replace
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        query, key = self.query.weight, self.key.weight
+        if self.replace:
+            key.data = key.data * 0.9 + query.data * 0.1
+        else:
+            with torch.no_grad():
+                key.mul_(0.9).add_(query, alpha=0.1)
+        outputs: torch.Tensor = self.query(inputs) + self.key(inputs)
+        return outputs
+
+
+@pytest.mark.parametrize("order", ["tree", "ddp"])
+@pytest.mark.parametrize("replace", [True, False])
+def test_frozen_weights_that_a_forward_pass_changes(join: Join, order: str, replace: bool) -> None:
+    script = Script(join(order=order), Momentum(replace=replace))
+    with pytest.raises(UsageError, match=r"'key.weight' was changed in step 0 before the update, .* in a forward pass"):
+        script.train(Script.good)
+
+
+def test_frozen_weights_may_change_once_per_step(join: Join) -> None:
+    script = Script(join(), nn.Sequential(nn.Linear(parts.FEATURES, 4), nn.Linear(4, parts.CLASSES)))
+    script.model[0].requires_grad_(False)
+
+    def body(script: Script, batch: Any) -> None:
+        script.good(batch)
+        if script.job.committed:
+            script.model[0].weight.data = script.model[0].weight.data * 0.5
+            with torch.no_grad():
+                script.model[0].bias.mul_(0.5)
+
+    script.train(body, epochs=2)
+    assert script.job.step == 4
+
+
+def test_weights_may_move_if_they_keep_their_values(join: Join) -> None:
+    script = Script(join())
+
+    def body(script: Script, batch: Any) -> None:
+        script.model.weight.data = script.model.weight.data.clone()
+        script.good(batch)
+
+    script.train(body)
+    assert script.job.step == 2
+
+
+def test_weights_of_inference_mode_may_be_frozen(join: Join) -> None:
+    with torch.inference_mode():
+        body = nn.Linear(parts.FEATURES, 4).requires_grad_(False)
+    script = Script(join(), nn.Sequential(body, nn.Linear(4, parts.CLASSES)))
+    script.train(Script.good)
+    assert script.job.step == 2
 
 
 @pytest.mark.parametrize("place", ["before the update", "at the second virtual worker"])

@@ -14,9 +14,13 @@ import torch
 import melodeon
 from melodeon.core.definition import Definition
 from melodeon.core.errors import CheckpointError, UsageError
+from melodeon.core.launch import Launch
 from melodeon.runtime.checkpoint import BackgroundWriter, CheckpointFolder, read_checkpoint
 from melodeon.runtime.codec import clone_state
 from melodeon.runtime.digest import digest_state
+from melodeon.runtime.group import Group
+from melodeon.runtime.journal import Journal
+from melodeon.runtime.keeper import Keeper, Schedule
 
 torch.set_num_threads(1)
 
@@ -362,3 +366,23 @@ def test_at_most_one_write_is_in_flight(tmp_path: Path) -> None:
     second.join(30)
     writer.close()
     assert writer.folder.steps() == [1, 2]
+
+
+def test_checkpoints_stay_in_their_folder_when_the_script_changes_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    journal = Journal(Launch(run_dir="run"))
+    keeper = Keeper(Group(0, 1), journal, Schedule(receipt_every=None, every_step=False), lambda: make_state(7))
+    keeper.keep("kept", 1, 3, strict=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    keeper.store_now(7, {})
+    keeper.wait()
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-0000000007.melodeon"]
+    found = keeper.find()
+    assert found is not None
+    assert found.path == tmp_path / "kept" / "step-0000000007.melodeon"
+    monkeypatch.chdir(tmp_path)
+    assert (again := keeper.find()) is not None
+    assert again.path == Path("kept/step-0000000007.melodeon")  # as sentences have it

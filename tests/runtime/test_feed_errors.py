@@ -133,6 +133,8 @@ def test_datasets_that_cannot_be_used_get_a_sentence(plan, dataset, sentence):
         ({"num_workers": 1.5}, "num_workers=1.5"),
         ({"prefetch_factor": 0}, "prefetch_factor=0 must be a whole number of at least 1"),
         ({"timeout": -1}, "timeout=-1 must be a number of seconds"),
+        ({"timeout": float("nan")}, "timeout=nan must be a number of seconds"),
+        ({"timeout": float("inf")}, "timeout=inf must be a number of seconds"),
         ({"num_workers": 1, "multiprocessing_context": "thread"}, "DataLoader refuses the loader's options: .*thread"),
     ],
 )

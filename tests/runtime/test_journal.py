@@ -35,6 +35,24 @@ def test_worker_0_writes_the_files(tmp_path: Path) -> None:
     assert lines(tmp_path / "states.jsonl")[0]["digest"] == receipt.entries[0].digest
 
 
+@pytest.mark.parametrize("run_dir", [None, "run"])
+def test_a_script_may_change_its_directory(
+    run_dir: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    journal = Journal(Launch(run_dir=run_dir))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    journal.define(DEFINITION)
+    monkeypatch.chdir("/")
+    journal.metrics({"step": 1})
+    journal.close()
+    folder = tmp_path / "run" if run_dir else next((tmp_path / ".melodeon" / "runs").iterdir())
+    assert journal.folder == folder
+    assert {"definition.json", "metrics.jsonl", "receipt.jsonl"} <= {path.name for path in folder.iterdir()}
+
+
 def test_other_workers_write_none(tmp_path: Path) -> None:
     journal = Journal(Launch(run_dir=str(tmp_path), record_states=True, worker=1, num_workers=2))
     journal.define(DEFINITION)

@@ -142,6 +142,11 @@ def test_two_backward_passes(order: str, tmp_path: Path) -> None:
 
 
 @orders
+def test_hooks_that_change_gradients_see_one_virtual_workers(order: str, tmp_path: Path) -> None:
+    assert not apart(on_every_split(cases.hooked, tmp_path, order=order))
+
+
+@orders
 @pytest.mark.parametrize(("nan", "finite"), [("skip", True), ("ignore", False)])
 def test_a_loss_that_is_not_finite(order: str, nan: str, finite: bool, tmp_path: Path) -> None:
     runs = on_every_split(cases.not_finite, tmp_path, order=order, nan=nan)

@@ -126,7 +126,7 @@ def test_what_could_not_be_exchanged_is_told_with_the_next() -> None:
     assert rows == [{"step": 1, "epoch": 0, "value": 1.0}, {"step": 2, "epoch": 0, "value": 2.0}]
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), "high", [1.0], object()])
+@pytest.mark.parametrize("value", [torch.ones(2), "high", [1.0], object(), 10**400, torch.tensor(1j), 1j])
 def test_only_numbers(value: object) -> None:
     with pytest.raises(UsageError, match=r"job.log\(x=...\) was given .*: log one number"):
         Metrics(Group(0, 1), 1, 1, lambda row: None).add(0, 0, 0, 1.0, {"x": value})  # type: ignore[dict-item]

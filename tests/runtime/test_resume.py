@@ -138,6 +138,36 @@ def test_another_definition_is_refused(tmp_path: Path) -> None:
     assert "order is 'tree' there and 'ddp' here" in other.errors[0]
 
 
+def test_not_strict_goes_on_where_place_and_streams_are_the_same(tmp_path: Path) -> None:
+    resume("train", "ddp", (5,), tmp_path, "killed", kill=(7, 0, "before", 6))
+    ended = resume("train", "ddp", (3, 2), tmp_path, nan="ignore")
+    assert "pass job.checkpoint(..., strict=False) to go on with other bits" in ended.errors[0]
+    ended = resume("train", "ddp", (3, 2), tmp_path, "other", nan="ignore", strict=False).well()
+    assert list(ended.states) == list(range(7, LAST + 1))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "options", "differs"),
+    [
+        ("tree", "ddp", {}, "order is 'tree' there and 'ddp' here"),
+        ("ddp", "tree", {}, "order is 'ddp' there and 'tree' here"),
+        ("ddp", "ddp", {"virtual_workers": 6}, "virtual_workers is 5 there and 6 here"),
+        ("tree", "tree", {"virtual_workers": 3}, "virtual_workers is 5 there and 3 here"),
+        ("tree", "tree", {"batch_size": 3}, "loader0 is '48 samples, batches of 2"),
+        ("tree", "tree", {"seed": 99}, "seed is 21 there and 99 here"),
+    ],
+)
+def test_not_strict_refuses_another_place_in_the_data_or_other_streams(
+    before: str, after: str, options: dict[str, object], differs: str, tmp_path: Path
+) -> None:
+    resume("train", before, (5,), tmp_path, "killed", kill=(3, 0, "before", 2))
+    ended = resume("train", after, (options.get("virtual_workers", 5),), tmp_path, strict=False, **options)
+    assert ended.codes == (2,)
+    assert differs in ended.errors[0]
+    assert "define the position in the data and the random streams" in ended.errors[0]
+    assert "take its weights into a new run by `melodeon export`" in ended.errors[0]
+
+
 def test_an_object_that_changes_what_it_takes_back_is_named(tmp_path: Path) -> None:
     launch = Launch(max_steps=1)
     run(cases.narrowing, (2,), tmp_path / "first", launch=launch, order="tree", kept=str(tmp_path / "kept")).well()

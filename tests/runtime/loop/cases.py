@@ -151,6 +151,29 @@ def two_passes(order: str) -> None:
             optimizer.zero_grad()
 
 
+def hooked(order: str) -> None:
+    """Hooks that change gradients as they come: one from the start, others from the second epoch on."""
+    job = melodeon.join(virtual_workers=V, seed=5, order=order)
+    model = parts.mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def clip(param: torch.Tensor) -> None:
+        assert param.grad is not None
+        param.grad.clamp_(-0.001, 0.001)
+
+    model[3].weight.register_post_accumulate_grad_hook(clip)
+    model, optimizer = job.wrap(model, optimizer)
+    loader = job.loader(parts.data(), batch_size=2)
+    for epoch in job.epochs(2):
+        if epoch == 1:
+            for param in model[0].parameters():
+                param.register_post_accumulate_grad_hook(clip)
+        for x, y in loader:
+            job.backward(cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 class Tokens(torch.utils.data.Dataset[torch.Tensor]):
     """Sequences with noise from all three generators."""
 

@@ -30,13 +30,17 @@ def train(
     kill: tuple[int, int, str, int] | None = None,
     save: bool = False,
     thaw_at: int | None = None,
+    virtual_workers: int = V,
+    batch_size: int = 2,
+    nan: str = "raise",
+    strict: bool = True,
 ) -> None:
     """Everything that has state: BatchNorm, momentum, schedules by step and by epoch, a scaler, an average, a counter.
 
     `kill=(step, worker, where, stored)` ends that worker with SIGKILL at that step, before or after the update or in
     the epoch's end, as soon as the checkpoint of step `stored` is on the disk.
     """
-    job = melodeon.join(virtual_workers=V, seed=seed, order=order)
+    job = melodeon.join(virtual_workers=virtual_workers, seed=seed, order=order, nan=nan)
     model = nn.Sequential(*parts.cnn(), nn.Dropout(0.2))
     if thaw_at is not None:
         model[0].requires_grad_(False)
@@ -47,9 +51,9 @@ def train(
     scaler = job.wrap(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3))
     average = job.register("average", AveragedModel(model, avg_fn=lambda a, b, _: 0.9 * a + 0.1 * b))
     counter = job.register("counter", Counter())
-    loader = job.loader(parts.images(48), batch_size=2, shuffle=True)
+    loader = job.loader(parts.images(48), batch_size=batch_size, shuffle=True)
     if every:
-        job.checkpoint(kept, every=every)
+        job.checkpoint(kept, every=every, strict=strict)
     die = partial(_die, job, Path(kept), kill)
     for _ in job.epochs(epochs):
         for x, y in loader:
