@@ -407,11 +407,11 @@ for epoch in job.epochs(1):
 
 def test_a_job_records_the_same_operators_on_one_worker_and_on_two(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    for assignment in ("3", "1,2"):
-        options = ["--record-ops", "--quiet", "--assignment", assignment, "--name", assignment]
+    for assignment, name in (("3", "one"), ("1,2", "two")):
+        options = ["--record-ops", "--quiet", "--assignment", assignment, "--name", name]
         command = [sys.executable, "-m", "melodeon", "run", *options, "train.py"]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    code, text = diff("3", "1,2", "--runs-root", tmp_path / ".melodeon" / "runs", "--json")
+    code, text = diff("one", "two", "--runs-root", tmp_path / ".melodeon" / "runs", "--json")
     assert code == 0, text
     # 2 steps of 3 virtual workers and a commit each; the sum of gradients between them is not recorded
     assert json.loads(text)["compared"] > 100
