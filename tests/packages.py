@@ -1,4 +1,4 @@
-"""Programs that tests run and pip does not bring: etcd, and a browser with its driver, from Debian's packages.
+"""Programs that tests run and pip does not bring, from Debian's packages: etcd, a browser, and what makes hosts.
 
     python -m tests.packages      installs what is missing
 
@@ -14,7 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-PACKAGES = {"etcd": "etcd-server", "chromium": "chromium", "chromedriver": "chromium-driver"}
+PACKAGES = {
+    "etcd": "etcd-server",
+    "chromium": "chromium",
+    "chromedriver": "chromium-driver",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+}
 """Program to package."""
 INSTALL_S = 600.0
 _ENV = {"DEBIAN_FRONTEND": "noninteractive", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}

@@ -7,16 +7,11 @@ lifeline closes, and agents, nurseries and workers end by themselves.
 """
 
 import contextlib
-import json
 import os
 import secrets
 import selectors
 import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -24,16 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from melodeon.backends.agents import Agents, kept_agents, socket_path, wake_pipe
 from melodeon.backends.local import Event, OnEvent, OnOutput, worker_env
 from melodeon.backends.outcome import STOPPED, Outcome
 from melodeon.backends.signals import forwarded_signals
-from melodeon.backends.tail import Tail
+from melodeon.backends.tail import LOOK_S, EventTail, Tail
 from melodeon.coord import registry
-from melodeon.coord.agent_config import AgentConfig, write_config
-from melodeon.coord.marks import kill_group, last_line, read_mark, read_marks, started
+from melodeon.coord.agent_config import LOOPBACK, AgentConfig
+from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig
 from melodeon.coord.messages import Ask
-from melodeon.coord.store import StoreUnreachable
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import VARIABLE, Launch
 
@@ -42,14 +37,8 @@ if TYPE_CHECKING:
 
 # What needs asyncio is imported on use: this module is read by every `melodeon --help`.
 
-LOOK_S = 0.25
-"""How often growing files are looked at."""
 GRACE_S = 30.0
 """From the first SIGINT or SIGTERM to the end of everything."""
-MOST_FAILURES, MOST_KILLS, RESTARTS_S = 5, 50, 10.0
-"""An agent that ended by itself this often within this time will not do better; one that was killed may."""
-LONGEST_SOCKET = 100
-"""Bytes of a Unix socket's path that every system takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +52,8 @@ class Elastic:
     """Workers that fit on each."""
     hosts: Sequence[str] = ()
     """Each agent's host, where they are to differ: workers of different hosts meet through sockets."""
+    listen: str = ""
+    """The address at which other machines' agents and workers reach this one; empty: the job stays on this machine."""
     store: str | None = None
     """An etcd's URL; None: the launcher hosts a store."""
     alone: bool = True
@@ -129,13 +120,8 @@ class _Job:
         self._prefix = ""
         """The beginning of this run's keys in the store."""
         self._selector = stack.enter_context(selectors.DefaultSelector())
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._exits: dict[str, int] = {}
-        """For each running agent, a descriptor that becomes readable when it has ended."""
-        self._sockets: dict[str, str] = {}
-        self._restarts: dict[tuple[str, int], deque[float]] = {}
+        self._agents: Agents
         self._errors: list[Event] = []
-        self._hopeless: str | None = None
         self._begun = False
         self._stopping: float | None = None
         """Since when the job is to end."""
@@ -144,23 +130,22 @@ class _Job:
         self._say_again = 0.0
         self._shown = -1
         self._outputs: list[Tail] = []
-        self._events = Tail(run_dir / "events.jsonl", self._heard, from_end=True)
+        self._events = EventTail(run_dir, self._heard)
 
     def run(self) -> Outcome:
         """Start, watch, end."""
         from melodeon.backends.elastic_store import hosted_store
 
-        store = self._stack.enter_context(hosted_store(self._socket_path("store"), self._elastic.store, self._token))
-        lifeline, held = os.pipe()
+        path = socket_path(self._run_dir, "store", self._stack)
+        hosting = hosted_store(path, self._elastic.store, self._token, self._elastic.listen)
+        store = self._stack.enter_context(hosting)
         try:
-            self._stack.enter_context(forwarded_signals(self._wake_pipe()))
-            self._open(store, lifeline)
-            self._show(0)
-            self._watch()
+            with kept_agents(self._env, self._selector, begun=lambda: self._begun) as self._agents:
+                self._stack.enter_context(forwarded_signals(wake_pipe(self._selector, self._stack, self._signalled)))
+                self._open(store)
+                self._show(0)
+                self._watch()
         finally:
-            os.close(held)  # from here on nothing outlives us
-            self._sweep()
-            os.close(lifeline)
             registry.remove(self._elastic.job.job, self._run_dir)
         self._look()
         for output in self._outputs:
@@ -172,82 +157,62 @@ class _Job:
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
-    def _open(self, store: "StoreThread", lifeline: int) -> None:
+    def _open(self, store: "StoreThread") -> None:
         elastic = self._elastic
         token_file = self._run_dir / ".token"
         with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123
             file.write(self._token)
         self._stack.callback(token_file.unlink, missing_ok=True)
         run = secrets.token_hex(8)
-        for index in range(elastic.agents):
-            agent = f"node{index}"
-            host = elastic.hosts[index] if elastic.hosts else socket.gethostname()
-            self._sockets[agent] = str(self._socket_path(f"agents/{agent}/agent"))
-            config = AgentConfig(
-                job=elastic.job.job,
-                run=run,
-                agent=agent,
-                host=host,
-                slots=elastic.slots,
-                run_dir=str(self._run_dir),
-                socket=self._sockets[agent],
-                store=store.address,
-                token_file=str(token_file),
-                argv=tuple(self._command),
-                launch=asdict(replace(self._launch, host=host if len(set(elastic.hosts)) > 1 else "")),
-                job_config=elastic.job,
-                preload=elastic.preload,
-                zygote=elastic.zygote,
-                lifeline_fd=lifeline,
-                ttl_s=elastic.ttl_s,
-                silence_s=elastic.silence_s,
-                resend_s=elastic.resend_s,
-            )
-            write_config(config.node_dir / "agent.json", config)
-            self._prefix = config.prefix
+        configs = [self._config(index, run, store.address, token_file) for index in range(elastic.agents)]
+        self._prefix = configs[0].prefix
         registry.write(
             registry.Entry(
                 id=elastic.job.job,
                 run_dir=str(self._run_dir),
                 pid=os.getpid(),
                 started=started(os.getpid()) or 0,
-                agents=tuple(self._sockets.values()),
+                agents=tuple(config.socket for config in configs),
                 created=datetime.now(UTC).isoformat(timespec="milliseconds"),
             ),
             alone=elastic.alone,
         )
-        for agent in self._sockets:
-            self._start(agent, lifeline)
+        for config in configs:
+            self._agents.add(config)
+        if elastic.listen and self.on_event is not None:
+            text = f"machines that see this folder take part by: melodeon agent {self._run_dir}"
+            self.on_event({"kind": "note", "text": text})
 
-    def _start(self, agent: str, lifeline: int) -> None:
-        folder = self._run_dir / "agents" / agent
-        with (folder / "agent.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "melodeon.coord.agent", str(folder / "agent.json")],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(lifeline,),
-                start_new_session=True,
-            )
-        self._running[agent] = process
-        self._exits[agent] = os.pidfd_open(process.pid)
-        self._selector.register(self._exits[agent], selectors.EVENT_READ, partial(self._ended, agent, lifeline))
-
-    def _socket_path(self, name: str) -> Path:
-        """In the run's folder where that is short enough for a socket, else in one of its own."""
-        path = self._run_dir / f"{name}.sock"
-        if len(bytes(path)) > LONGEST_SOCKET:
-            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="melodeon-"))
-            path = Path(folder) / "s"
-        self._stack.callback(path.unlink, missing_ok=True)
-        return path
+    def _config(self, index: int, run: str, store: str, token_file: Path) -> AgentConfig:
+        elastic, agent = self._elastic, f"node{index}"
+        host = elastic.hosts[index] if elastic.hosts else elastic.listen or socket.gethostname()
+        is_reached = bool(elastic.listen) or len(set(elastic.hosts)) > 1
+        return AgentConfig(
+            job=elastic.job.job,
+            run=run,
+            agent=agent,
+            host=host,
+            slots=elastic.slots,
+            run_dir=str(self._run_dir),
+            workdir=str(Path.cwd()),
+            socket=str(socket_path(self._run_dir, f"agents/{agent}/agent", self._stack)),
+            store=store,
+            listen=elastic.listen or LOOPBACK,
+            token_file=str(token_file),
+            argv=tuple(self._command),
+            launch=asdict(replace(self._launch, host=host if is_reached else "")),
+            job_config=elastic.job,
+            preload=elastic.preload,
+            zygote=elastic.zygote,
+            ttl_s=elastic.ttl_s,
+            silence_s=elastic.silence_s,
+            resend_s=elastic.resend_s,
+        )
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while self._running and self._hopeless is None:
+        while self._agents.are_needed:
             for key, _ in self._selector.select(LOOK_S):
                 key.data()
             self._look()
@@ -256,46 +221,19 @@ class _Job:
                     return
                 self._say_stop()
 
-    def _ended(self, agent: str, lifeline: int) -> None:
-        exited = self._exits.pop(agent)
-        self._selector.unregister(exited)
-        os.close(exited)
-        code = self._running.pop(agent).wait()
-        if code == 0:
-            return
-        log = self._run_dir / "agents" / agent / "agent.log"
-        if code == UsageError.exit_code or (code == StoreUnreachable.exit_code and not self._begun):
-            # It has said why, and would say it again.
-            self._hopeless = last_line(log).removeprefix("error: ")
-            return
-        most = MOST_KILLS if code < 0 else MOST_FAILURES
-        recent = self._restarts.setdefault((agent, most), deque(maxlen=most))
-        recent.append(time.monotonic())
-        if len(recent) == most and recent[-1] - recent[0] < RESTARTS_S:
-            self._hopeless = f"agent {agent} ended {most} times within {RESTARTS_S:.0f} s: {last_line(log)} (see {log})"
-            return
-        self._start(agent, lifeline)
-
     def _look(self) -> None:
         self._events.read()
         for output in self._outputs:
             output.read()
 
-    def _heard(self, data: bytes) -> None:
-        for line in data.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # half a line of an agent that was killed
-            if not isinstance(event, dict):
-                continue
-            self._begun = True
-            if event.get("kind") == "error":
-                self._errors.append(event)
-            if event.get("kind") == "view" and isinstance(workers := event.get("workers"), list) and workers:
-                self._show(int(workers[0]))
-            if self.on_event is not None:
-                self.on_event(event)
+    def _heard(self, event: Event) -> None:
+        self._begun = True
+        if event.get("kind") == "error":
+            self._errors.append(event)
+        if event.get("kind") == "view" and isinstance(workers := event.get("workers"), list) and workers:
+            self._show(int(workers[0]))
+        if self.on_event is not None:
+            self.on_event(event)
 
     def _show(self, worker: int) -> None:
         """From now on show this worker's output; what it has printed before, another has shown."""
@@ -310,14 +248,6 @@ class _Job:
         self._shown = worker
 
     # -- ending --------------------------------------------------------------------------------------------------------
-
-    def _wake_pipe(self) -> int:
-        woken, wake = os.pipe()
-        for fd in (woken, wake):
-            os.set_blocking(fd, False)
-            self._stack.callback(os.close, fd)
-        self._selector.register(woken, selectors.EVENT_READ, lambda: self._signalled(os.read(woken, 64)))
-        return wake
 
     def _signalled(self, numbers: bytes) -> None:
         if self._stopping is None:
@@ -335,7 +265,7 @@ class _Job:
             return
         self._say_again = now + 1.0
         self._calls.close()
-        for address in self._sockets.values():
+        for address in self._agents.sockets:
             # An agent passes a wish on for as long as somebody is on the line.
             call = self._calls.enter_context(socket.socket(socket.AF_UNIX))
             call.settimeout(LOOK_S)
@@ -343,38 +273,13 @@ class _Job:
                 call.connect(address)
                 call.sendall(pack(self._stop))
 
-    def _sweep(self) -> None:
-        """End whatever still runs, makers before what they make."""
-        for process in self._running.values():
-            kill_group(process.pid)
-            process.wait()
-        for exited in self._exits.values():
-            os.close(exited)
-        folders = [self._run_dir / "agents" / agent for agent in self._sockets]
-        nurseries = [pid for folder in folders if (pid := read_mark(folder / "nursery.pid"))]
-        _end_all(nurseries)
-        _end_all([pid for folder in folders for pid in read_marks(folder).values()])
-
     def _outcome(self, store: "StoreThread") -> Outcome:
         from melodeon.backends.elastic_end import reason_of
 
-        if self._hopeless is not None:
-            return Outcome(exit_code=1, reason=self._hopeless)
+        if self._agents.hopeless is not None:
+            return Outcome(exit_code=1, reason=str(self._agents.hopeless))
         stored = store.read(self._prefix + "state", self._token)
         found = reason_of(stored, self._run_dir, self._errors)
         if self._stopping is not None and (found is None or found.ok or found == STOPPED):
             return STOPPED
         return found or Outcome(exit_code=1, reason="the agents ended, and none of them said how the job did")
-
-
-def _end_all(pids: Sequence[int]) -> None:
-    for pid in pids:
-        try:
-            ended = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        with selectors.DefaultSelector() as selector:
-            kill_group(pid)
-            selector.register(ended, selectors.EVENT_READ)
-            selector.select(5.0)  # a process that the kernel cannot end at once is not ours to wait for
-        os.close(ended)

@@ -17,14 +17,17 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def hosted_store(path: Path, address: str | None, token: str) -> Iterator["StoreThread"]:
-    """A store at the Unix socket `path`, or a caller's own at `address`; gone with the block, the caller's stays."""
+def hosted_store(path: Path, address: str | None, token: str, listen: str = "") -> Iterator["StoreThread"]:
+    """A store at the Unix socket `path`, or for other machines too at a port of `listen`; gone with the block.
+
+    Or a caller's own at `address`, which stays.
+    """
     thread = StoreThread()
     server = None
     try:
         if address is None:
-            server = thread.run(_serve(path, token))
-            address = f"unix:{path}"
+            server = EmbeddedServer(token=token)
+            address = thread.run(server.listen_tcp(listen) if listen else server.listen_unix(path))
         else:
             thread.run(_read(address, "melodeon/", token))  # a wrong one is told here, and not by every agent
         thread.address = address
@@ -62,12 +65,6 @@ class StoreThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-async def _serve(path: Path, token: str) -> EmbeddedServer:
-    server = EmbeddedServer(token=token)
-    await server.listen_unix(path)
-    return server
 
 
 async def _read(address: str, key: str, token: str) -> bytes | None:

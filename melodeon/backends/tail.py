@@ -1,10 +1,13 @@
 """Growing files, read as they grow: what was read once is not read again."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 from melodeon.backends.streams import Lines
 
+LOOK_S = 0.25
+"""How often growing files are looked at."""
 PIECE = 1 << 20
 
 
@@ -34,3 +37,24 @@ class Tail:
         """Hand on the rest, though its last line may have no end."""
         self.read()
         self._lines.close()
+
+
+class EventTail:
+    """Hands on a run's events as they are written, from now on."""
+
+    def __init__(self, run_dir: Path, on_event: Callable[[dict[str, object]], None]) -> None:
+        self._on_event = on_event
+        self._tail = Tail(run_dir / "events.jsonl", self._heard, from_end=True)
+
+    def read(self) -> None:
+        """Hand on what is new."""
+        self._tail.read()
+
+    def _heard(self, data: bytes) -> None:
+        for line in data.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # half a line of an agent that was killed
+            if isinstance(event, dict):
+                self._on_event(event)

@@ -38,6 +38,7 @@ GROUPS = {
         "whatif": "Play the cluster forward, with another policy or one more job.",
     },
     "Running jobs": {
+        "agent": "Let this machine take part in a job that another one runs.",
         "ps": "List the cluster's jobs, and those that run on this machine.",
         "top": "Watch a running job: q leaves.",
         "logs": "Print what a job's workers have printed.",

@@ -27,7 +27,15 @@ MANY = 10
 HEADINGS = {
     "What defines the bits": ("--determinism", "--threads", "--order"),
     "What is recorded": ("--receipt-every", "--record-ops", "--record-states"),
-    "Workers that come and go": ("--static", "--restarts", "--agents", "--store", "--straggler", "--patience"),
+    "Workers that come and go": (
+        "--static",
+        "--restarts",
+        "--agents",
+        "--listen",
+        "--store",
+        "--straggler",
+        "--patience",
+    ),
     "Batches that grow": ("--hybrid", "--curves", "--batch-history"),
     "What is simulated": ("--policy", "--cluster", "--slot", "--no-pauses", "--failures"),
     "Traces": ("--throughputs", "--format", "--generate", "--seed", "--first", "--skip-bad"),

@@ -35,6 +35,14 @@ class Watch(NamedTuple):
     patience: int
 
 
+class Where(NamedTuple):
+    """What the job's agents are, and where they meet."""
+
+    agents: int
+    store: str | None
+    listen: str | None
+
+
 def run(
     script: Script,
     args: Args = None,
@@ -52,6 +60,7 @@ def run(
     static: Annotated[bool, typer.Option("--static", help="Without agents: a fixed set of workers.")] = False,
     restarts: Annotated[int, typer.Option(min=0, help="How many lost workers to replace.")] = 3,
     agents: Annotated[int, typer.Option(min=1, help="Agents on this machine; each plays a node.")] = 1,
+    listen: Annotated[str | None, typer.Option(help="This machine's address, for other machines' agents.")] = None,
     store: Annotated[str | None, typer.Option(help="etcd's URL, as the coordination store.")] = None,
     straggler: Annotated[float, typer.Option(min=0, help="So much slower than the others is slow; 0: off.")] = 1.5,
     patience: Annotated[int, typer.Option(min=1, help="Steps in a row before a worker counts as slow.")] = 10,
@@ -87,7 +96,12 @@ def run(
         batch_history=read_history(batch_history),
     )
     watch = Watch(restarts=restarts, factor=straggler, patience=patience)
-    elastic = _elastic(launch, agents, store, watch, read_curves(curves)) if is_elastic else None
+    where = Where(agents=agents, store=store, listen=listen)
+    elastic = _elastic(launch, where, watch, read_curves(curves)) if is_elastic else None
+    if elastic is None and listen is not None:
+        raise UsageError(
+            f"--listen {listen} is for agents of other machines: leave out --static, --assignment and --record-ops"
+        )
     if elastic is not None and name is not None:
         _require_free(runs_root, name)
     command = ["melodeon", *sys.argv[1:]]
@@ -101,25 +115,27 @@ def _until(text: str | None) -> str | None:
     return None if text is None else READERS["until"]("--until", text)
 
 
-def _elastic(launch: Launch, agents: int, store: str | None, watch: Watch, curves: Curves) -> "Elastic":
+def _elastic(launch: Launch, where: Where, watch: Watch, curves: Curves) -> "Elastic":
     """How workers that come and go are kept."""
+    from melodeon.backends.addresses import require_own
     from melodeon.backends.elastic import Elastic
     from melodeon.coord.hybrid import HybridConfig
     from melodeon.coord.master_state import JobConfig
     from melodeon.coord.store import check_address
 
-    if store is not None:
-        check_address(store)
+    if where.store is not None:
+        check_address(where.store)
+    listen = "" if where.listen is None else require_own(where.listen, "--listen")
     job = JobConfig(
         job="",
         workers=launch.num_workers,
-        agents=agents,
+        agents=where.agents,
         restarts=watch.restarts,
         straggler_factor=watch.factor,
         straggler_patience=watch.patience,
         hybrid=HybridConfig(curves=curves) if launch.hybrid else None,
     )
-    return Elastic(job=job, agents=agents, store=store)
+    return Elastic(job=job, agents=where.agents, listen=listen, store=where.store)
 
 
 def _require_free(runs_root: str, name: str) -> None:

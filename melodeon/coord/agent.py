@@ -10,6 +10,7 @@ can be lost: started again, it finds its workers by their marks, and they call i
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -58,6 +59,8 @@ class Agent:
         """The job has ended, as far as this node knows."""
         self._orphaned = asyncio.Event()
         """The launcher is gone."""
+        self._wanted_back = asyncio.Event()
+        """This node shall take no part any more."""
 
     async def run(self) -> int:
         """Serve until the job is over; does not return if the launcher is gone."""
@@ -78,6 +81,8 @@ class Agent:
         server = await asyncio.start_unix_server(self._serve, sock=_listen(config.socket))
         if config.lifeline_fd is not None:
             asyncio.get_running_loop().add_reader(config.lifeline_fd, self._lifeline)
+        if config.guest:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._wanted_back.set)
         try:
             self._workers.open()
             return await self._work()
@@ -89,7 +94,9 @@ class Agent:
             self._events.close()
 
     async def _work(self) -> int:
-        parts = (self._keep_lease(), self._uplink.run(), self._campaign(), self._resend(), self._farewell())
+        parts = [self._keep_lease(), self._uplink.run(), self._campaign(), self._resend(), self._farewell()]
+        if self._config.guest:
+            parts.append(self._depart())
         tasks = [asyncio.create_task(part) for part in parts]
         orphaned = asyncio.create_task(self._orphaned.wait())
         try:
@@ -150,6 +157,15 @@ class Agent:
                     await self._enter_lease()
             except StoreUnreachable:
                 continue
+
+    async def _depart(self) -> None:
+        """Once this node is wanted back: offer no slots, have the workers leave in order, and be gone."""
+        await self._wanted_back.wait()
+        self._workers.give_back()
+        self._report()
+        await self._workers.empty.wait()
+        with contextlib.suppress(StoreError):
+            await self._store.revoke(self._lease)
 
     # -- the master ----------------------------------------------------------------------------------------------------
 
@@ -281,7 +297,7 @@ def _listen(path: str) -> socket.socket:
 
 
 async def _run(config: AgentConfig) -> int:
-    async with open_store(config.store, token=config.token()) as store:
+    async with open_store(config.store, token=config.token(), patience_s=config.store_s) as store:
         return await Agent(config, store).run()
 
 

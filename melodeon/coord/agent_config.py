@@ -10,6 +10,7 @@ import msgspec
 from melodeon.coord.handed import hand, read_handed
 from melodeon.coord.master_state import JobConfig
 
+LOOPBACK = "127.0.0.1"
 TOKEN_VARIABLE = "MELODEON_TOKEN"  # noqa: S105 - the variable's name
 
 
@@ -25,11 +26,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Workers with the same host meet through files, others through sockets."""
     slots: int
     run_dir: str
+    workdir: str = ""
+    """The folder that the script is run in; empty: the agent's own."""
     socket: str
     """Where its workers, its nursery and people reach it."""
     store: str
     """`unix:PATH`, `tcp:HOST:PORT` or etcd's URL."""
-    listen: str = "127.0.0.1"
+    listen: str = LOOPBACK
     """The address at which other agents reach it while it is the master's."""
     token_file: str | None = None
     """The file (of mode 0600) with the secret that agents and store share; None: the variable MELODEON_TOKEN."""
@@ -45,6 +48,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Modules that the nursery imports before it makes workers; None: what training needs."""
     zygote: str = ""
     """The name of a process that nurseries can be forked of; empty: there is none."""
+    guest: bool = False
+    """It takes part from another machine: SIGTERM gives its workers back, and without the store it is not kept."""
+    store_s: float = 10.0
+    """How long it waits for a store that does not answer; then it ends, and its workers with it."""
     lifeline_fd: int | None = None
     """A pipe from the launcher: when it closes everything ends. None: the job outlives its launcher."""
     ttl_s: float = 3.0

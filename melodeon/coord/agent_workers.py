@@ -7,6 +7,7 @@ connection that is stuck is not waited for longer than `LAST_WORDS_S`.
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,7 @@ class Workers:
         self.empty = asyncio.Event()
         """Nobody runs here."""
         self.empty.set()
+        self._leaving = False
         self.nursery = Nursery(
             config, on_brood=self._on_brood, on_unsure=self._on_unsure, on_hopeless=self._on_hopeless
         )
@@ -96,6 +98,14 @@ class Workers:
         await self.nursery.close()
         for task in list(self._burials):
             task.cancel()
+
+    def give_back(self) -> None:
+        """Take no more workers, and ask those that run to leave at the end of a step."""
+        self._leaving = True
+        self.state.slots = 0
+        for process in self._processes.values():
+            if not process.ended:
+                os.kill(process.pid, signal.SIGTERM)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -239,6 +249,9 @@ class Workers:
             self._on_news(urgent)
 
     def _start(self, order: WorkerOrder) -> None:
+        if self._leaving:  # the order was on its way when this node was wanted back
+            self._do(self.state.on_worker_exit(order.worker, None))
+            return
         self._mark(order.worker).touch()
         failpoint("agent.start")
         self.nursery.start(

@@ -144,6 +144,8 @@ def _title(event: Event) -> str | None:
             return f"lost: {event.get('how')}" if is_fault(event) else "ended"
         case "agent_lost":
             return f"agent {event.get('agent')} is lost"
+        case "agent_left":
+            return f"agent {event.get('agent')} has left"
         case "error" | "change_failed":
             return f"{event.get('kind')}: {event.get('text') or event.get('type')}".replace("_", " ")
         case "straggler" | "restart":

@@ -42,6 +42,8 @@ def sentence(event: Event) -> str | None:
             text = f"worker {worker} is gone: {event.get('how')}" if is_fault(event) else f"worker {worker} has left"
         case "agent_lost":
             text = f"agent {event.get('agent')} is lost"
+        case "agent_left":
+            text = f"agent {event.get('agent')} has left"
         case "change_failed":
             text = f"{event.get('what')} failed: {event.get('text')}"
         case "restart":

@@ -144,6 +144,8 @@ def test_when_workers_are_slow_or_replaced_is_a_choice(
         (["--batch-history", ".", "train.py"], 4, "is no run's folder"),
         (["--straggler", "inf", "train.py"], 2, "a straggler factor of inf tells no slow worker from the others"),
         (["--straggler", "0.5", "train.py"], 2, "give 0, which watches nobody, or a number of at least 1"),
+        (["--listen", "192.0.2.1", "train.py"], 2, "--listen 192.0.2.1 is no IPv4 address or name of this machine"),
+        (["--listen", "127.0.0.1", "--static", "train.py"], 2, "leave out --static, --assignment and --record-ops"),
         (["--store", "nonsense", "train.py"], 2, "'nonsense' names no store: give"),
         (["--store", "tcp:here:65536", "train.py"], 2, "'tcp:here:65536' is no address of an embedded store: give"),
         (["--store", "http://here:99999", "train.py"], 2, "'http://here:99999' is no address of etcd: give"),

@@ -22,7 +22,7 @@ def main() -> None:
     history = options.pop("batch_history", None)
     wishes = options.pop("launch", {})
     if options.pop("elastic", True):
-        known = ("ttl_s", "silence_s", "resend_s", "agents", "hosts", "store")
+        known = ("ttl_s", "silence_s", "resend_s", "agents", "hosts", "listen", "store")
         patience = {key: options.pop(key) for key in known if key in options}
         job = msgspec.convert({"job": "", "agents": patience.get("agents", 1), **options}, JobConfig, strict=False)
         elastic = Elastic(job=job, **patience)

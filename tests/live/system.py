@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -32,8 +32,10 @@ class System:
         *args: str,
         env: Mapping[str, str] | None = None,
         script: Path = SCRIPT,
+        enter: Sequence[str] = (),
         **options: Any,
     ) -> None:
+        """`enter` stands before the launcher's command line, to have it run elsewhere."""
         self.run_dir = folder / name
         folder.mkdir(parents=True, exist_ok=True)
         self._log = (folder / f"{name}.log").open("w+b")
@@ -43,7 +45,7 @@ class System:
         os.environ["XDG_RUNTIME_DIR"] = str(folder)  # where a handle finds the job
         launch = [sys.executable, "-m", "tests.live.launch", str(folder), name, json.dumps({**QUICK, **options})]
         self.process = subprocess.Popen(
-            [*launch, str(script), *args],
+            [*enter, *launch, str(script), *args],
             env=env,
             cwd=ROOT,
             stdout=self._log,

@@ -100,13 +100,15 @@ def test_notes_are_said_once(tmp_path: Path) -> None:
         assert len(file.readlines()) == 1
 
 
-def test_a_launcher_that_is_gone_does_not_stop_the_training(tmp_path: Path) -> None:
+def test_a_launcher_that_is_gone_does_not_stop_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     heard, events = os.pipe()
     os.close(heard)
     journal = Journal(Launch(run_dir=str(tmp_path), event_fd=events))
     journal.event("joined", worker=0)
     journal.event("step", step=1)
     os.close(events)
+    journal.note("it trains on")
+    assert capfd.readouterr().err == "melodeon: it trains on\n"
 
 
 def test_without_a_launcher_a_folder_is_made_when_it_is_needed(

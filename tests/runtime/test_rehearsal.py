@@ -30,6 +30,7 @@ def test_it_may_be_asked_for_determinism() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         rehearse(CPU)
+        assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(before)
 

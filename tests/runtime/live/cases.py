@@ -1,11 +1,9 @@
 """Scripts for live elasticity: with everything in them that could betray a resize, and a step that can be slowed."""
 
-import threading
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 
 import melodeon
@@ -41,19 +39,10 @@ def everything(
 def broken_off(epochs: int = 5, pace_s: float = 0.02) -> None:
     """Each epoch is left by `break` after its second step; the next one begins with a rate that the script sets."""
     torch.set_num_threads(1)
-    idle = threading.Event()
     job = melodeon.join(virtual_workers=V, seed=5)
     model = parts.mlp()
     model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1))
     loader = job.loader(parts.data(44), batch_size=3, shuffle=True)
     for epoch in job.epochs(epochs):
         optimizer.param_groups[0]["lr"] = 0.1 / (epoch + 1)
-        for x, y in loader:
-            idle.wait(pace_s)
-            loss = cross_entropy(model(x), y)
-            job.backward(loss)
-            job.log(loss=loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            if job.committed and job.step % 2 == 0:
-                break
+        parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s, leave_every=2)

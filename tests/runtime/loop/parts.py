@@ -35,10 +35,12 @@ def run_epoch(
     *,
     pace_s: float = 0.0,
     features: int = FEATURES,
+    leave_every: int = 0,
 ) -> None:
     """The plain loop, with a schedule by step and metrics, and then an evaluation that draws.
 
-    `pace_s` makes a virtual worker's part of a step last so long, as a larger model would.
+    `pace_s` makes a virtual worker's part of a step last so long, as a larger model would; `leave_every`: the loop is
+    left by `break` whenever so many steps are done.
     """
     idle = threading.Event()
     for x, y in loader:
@@ -50,6 +52,8 @@ def run_epoch(
         if by_step is not None:
             by_step.step()
         optimizer.zero_grad()
+        if leave_every and job.committed and job.step % leave_every == 0:
+            break
     with torch.no_grad():
         model(torch.randn(8, features, device=job.device))
 
