@@ -13,8 +13,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +25,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from melodeon.backends.elastic import Elastic
 from melodeon.backends.local import Event
 from melodeon.backends.runs import Request, perform
+from melodeon.backends.warmth import Warmth
+from melodeon.coord.master_state import JobConfig
 from melodeon.core.determinism import level_env
 from melodeon.core.errors import Cancelled, MelodeonError, NotBitwise
 from melodeon.core.launch import Launch
@@ -103,18 +108,21 @@ def agree(runs: Sequence[Seen]) -> bool:
 # -- making one run --------------------------------------------------------------------------------------------------
 
 
-def train(plan: Plan, options: Sequence[str], on_share: OnShare) -> Seen:
-    """Make one run."""
+def train(plan: Plan, options: Sequence[str], on_share: OnShare, zygote: str = "") -> Seen:
+    """Make one run; `zygote` names a process that has imported torch, for ours to be forked of."""
     started = time.monotonic()
-    seen = _train_stock(plan, options, on_share) if plan.num_workers == 0 else _train_ours(plan, options, on_share)
+    if plan.num_workers == 0:
+        seen = _train_stock(plan, options, on_share)
+    else:
+        seen = _train_ours(plan, options, on_share, zygote)
     seen.seconds = time.monotonic() - started
     if not seen.model:
         raise MelodeonError(f"{plan.model} on {plan.label} printed no digest: its last lines were {seen.tail[-3:]}")
     return seen
 
 
-def _train_ours(plan: Plan, options: Sequence[str], on_share: OnShare) -> Seen:
-    """What `melodeon run --workers N train_melodeon.py --order ...` does."""
+def _train_ours(plan: Plan, options: Sequence[str], on_share: OnShare, zygote: str) -> Seen:
+    """What `melodeon run --workers N train_melodeon.py --order ...` does, without importing torch each time."""
     seen, total = Seen(), 0
 
     def on_event(event: Event) -> None:
@@ -134,6 +142,7 @@ def _train_ours(plan: Plan, options: Sequence[str], on_share: OnShare) -> Seen:
         script=str(HERE / plan.model / "train_melodeon.py"),
         args=args,
         launch=Launch(num_workers=plan.num_workers, determinism=LEVEL),
+        elastic=Elastic(job=JobConfig(job="", workers=plan.num_workers), zygote=zygote),
     )
     report = perform(request, on_event=on_event, on_output=on_output)
     if not report.outcome.ok:
@@ -168,6 +177,17 @@ def _train_stock(plan: Plan, options: Sequence[str], on_share: OnShare) -> Seen:
     return seen
 
 
+@contextmanager
+def torch_imported() -> Iterator[str]:
+    """A process that has imported torch once for all; the name by which runs find it."""
+    with tempfile.TemporaryDirectory(prefix="melodeon-demo-") as folder:
+        warmth = Warmth(os.environ, Path(folder) / "zygote.log")
+        try:
+            yield warmth.name()
+        finally:
+            warmth.close()
+
+
 # -- showing it ------------------------------------------------------------------------------------------------------
 
 
@@ -182,7 +202,7 @@ def train_all(todo: Sequence[Plan], options: Sequence[str], console: Console) ->
         console=console,
         disable=not console.is_terminal,
     )
-    with bars:
+    with bars, torch_imported() as zygote:
         for plan in todo:
             name = f"{plan.model} {plan.order:4} {plan.label:15}"
             task = bars.add_task(name, total=1.0, digest="")
@@ -190,7 +210,7 @@ def train_all(todo: Sequence[Plan], options: Sequence[str], console: Console) ->
             def show(share: float, task: object = task) -> None:
                 bars.update(task, completed=share)  # type: ignore[arg-type]
 
-            seen = done[plan] = train(plan, options, show)
+            seen = done[plan] = train(plan, options, show, zygote)
             bars.update(task, completed=1.0, digest=seen.model[:12])
             bars.stop_task(task)
             if not console.is_terminal:
