@@ -130,7 +130,7 @@ def test_the_demo_ends_with_6_where_digests_differ(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     letters = iter("abcdefghijklmnop")
-    monkeypatch.setattr(demo, "train", lambda plan, options, on_share: seen(next(letters), None))
+    monkeypatch.setattr(demo, "train", lambda *_: seen(next(letters), None))
     assert demo.main(["--model", "cnn"]) == 6
     assert "digests differ for cnn in order tree and cnn in order ddp" in capsys.readouterr().err
 
