@@ -34,7 +34,7 @@ def test_a_person_resizes_migrates_and_looks(tmp_path: Path, expected: dict[int,
         assert 1 not in system.pids()
         handle.scale(1)
         assert len(system.members()) == 1
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
         views = system.events("view")
         assert [len(view["workers"]) for view in views] == [1, 3, 2, 2, 1]
         assert all(view["reason"] for view in views)
@@ -46,7 +46,7 @@ def test_a_worker_told_to_go_leaves_without_a_loss(tmp_path: Path, expected: dic
         pids = system.pids()
         os.kill(pids[0], signal.SIGTERM)
         system.until(lambda: 0 not in system.pids())
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
         assert not [event for event in system.events("worker_gone") if event["worker"] == 0 and event["exit_code"]]
 
 
@@ -60,7 +60,7 @@ def test_a_worker_that_is_not_let_go_in_time_goes_all_the_same(tmp_path: Path, e
         system.hurt(worker, signal.SIGTERM)
         assert gone(worker)
         system.hurt(agent, signal.SIGCONT)
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
         assert [len(view["workers"]) for view in system.events("view")] == [2, 1]
 
 
@@ -81,7 +81,7 @@ def test_lost_workers_are_replaced(tmp_path: Path, expected: dict[int, str]) -> 
         assert system.events("joined")[0]["assignment"] == "3,3"  # how it begins, though no view has come yet
         system.until(lambda: sorted(system.pids()) == [0, 2])
         assert system.status()["restarts_left"] == 0
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
 
 
 def test_all_are_lost_and_the_checkpoint_is_read(tmp_path: Path, expected: dict[int, str]) -> None:
@@ -93,14 +93,14 @@ def test_all_are_lost_and_the_checkpoint_is_read(tmp_path: Path, expected: dict[
             os.kill(pid, signal.SIGSTOP)  # so that the second one does not train on alone
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
         notes = [event["text"] for event in system.events("note")]
         assert any("resumed from" in note for note in notes), notes
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_read(tmp_path: Path, expected: dict[int, str]) -> None:
     folder = tmp_path / "checkpoints"
-    arguments = (*ARGUMENTS, "--checkpoints", str(folder))
+    arguments = ("--epochs", "8", "--checkpoints", str(folder))
     with System(tmp_path, "job", *arguments, workers=2) as system:
         system.well()
     good, damaged = sorted(folder.iterdir())[-2:]
@@ -128,7 +128,7 @@ def test_a_person_asks_for_a_checkpoint_and_stops_the_job(tmp_path: Path, expect
         stopped = system.receipt()
         assert 0 < len(stopped) < len(expected)
         assert stopped == {step: expected[step] for step in stopped}
-    with System(tmp_path, "again", *arguments, workers=3) as system:
+    with System(tmp_path, "again", *arguments, "--pace", "0", workers=3) as system:
         rest = system.well().receipt(after=max(stopped))
     assert rest == {step: expected[step] for step in expected if step > max(stopped)}
 
@@ -153,7 +153,7 @@ def test_the_agent_is_killed_and_nobody_notices(tmp_path: Path, expected: dict[i
         system.until(lambda: system.agent_pid() not in (None, agent))
         assert system.pids() == before
         system.handle.scale(3)
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
 
 
 def test_all_workers_of_the_masters_agent_leave(tmp_path: Path, expected: dict[int, str]) -> None:
@@ -168,7 +168,7 @@ def test_all_workers_of_the_masters_agent_leave(tmp_path: Path, expected: dict[i
         assert system.handle.scale_in(workers=near).ok
         assert sorted(system.pids()) == far
         assert system.events("master")[-1]["agent"] == master  # it leads on, without a worker
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
 
 
 def test_two_nodes_and_the_masters_one_is_lost(tmp_path: Path, expected: dict[int, str]) -> None:
@@ -182,7 +182,7 @@ def test_two_nodes_and_the_masters_one_is_lost(tmp_path: Path, expected: dict[in
         system.until(lambda: [event["agent"] for event in system.events("master")][-1] != master)
         system.reach(system.last_step() + 5)
         system.hurt(agent, signal.SIGCONT)
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
 
 
 @pytest.mark.timeout(400)

@@ -56,7 +56,7 @@ def test_workers_are_where_they_are_wished_to_be(tmp_path: Path, expected: dict[
             handle.place({"node0": [64]})
         assert handle.place({"node1": [5]}).ok
         assert slots(system) == {"node1": [5]}
-        assert system.well().receipt() == expected
+        assert system.finished().receipt() == expected
 
 
 def test_status_tells_how_fast_and_how_far(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_an_aim_ends_the_job_after_one_step_whoever_trains(
         system.reach(10)
         system.hurt(system.pids()[0])
         system.handle.scale(3)
-        receipt = system.well().receipt()
+        receipt = system.finished().receipt()
         assert max(receipt) == last
         assert receipt == {step: digest for step, digest in expected.items() if step <= last}
         end = system.events("end")[-1]
