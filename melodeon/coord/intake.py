@@ -76,8 +76,10 @@ def lose_agent(turn: Turn, agent: str) -> None:
         return
     info.lost = True
     # One that was wanted back has offered no slots since, and its workers have left.
-    has_left = info.slots == 0 and all(w.phase is Phase.GONE for w in turn.state.workers.values() if w.agent == agent)
-    turn.record("agent_left" if has_left else "agent_lost", agent=agent)
+    if info.slots == 0 and all(w.phase is Phase.GONE for w in turn.state.workers.values() if w.agent == agent):
+        turn.record("agent_left", agent=agent)
+    else:
+        turn.record("agent_lost", agent=agent)
     untouched = turn.state.phase is JobPhase.STARTING and not turn.state.generation
     if untouched:
         turn.calm("agents")  # it may come back, and is waited for as it was at first
