@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from melodeon.cli.options import Json
 from melodeon.cli.output import print_json, print_titled
 from melodeon.core.errors import UsageError
 from melodeon.core.text import counted
@@ -24,7 +23,7 @@ def agent(
     slots: Annotated[int | None, typer.Option(min=1, help="Workers that fit here; its GPUs or cores.")] = None,
     name: Annotated[str | None, typer.Option(help="This node's name in the job; the host's by default.")] = None,
     address: Annotated[str | None, typer.Option(help="Where other machines reach this one.")] = None,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
 ) -> None:
     """Let this machine take part in a job that another one runs.
 
