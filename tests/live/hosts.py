@@ -14,7 +14,7 @@ from typing import Self
 from tests.live.system import ROOT
 from tests.packages import find_programs
 
-NETWORK = "10.77.0"
+NETWORK, SWITCH = "10.77.0", 254
 
 
 class Host:
@@ -80,15 +80,15 @@ class Hosts:
     """Some machines on one switch."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self._stack = ExitStack()
+        self._stack, self._folder = ExitStack(), folder
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._switch = Host(folder, 254, self._stack)
+            self._switch = Host(folder, SWITCH, self._stack)
             self._switch.ip("link", "add", "switch", "type", "bridge")
             self._switch.ip("link", "set", "switch", "up")
-            self.all = [Host(folder, number, self._stack) for number in range(1, count + 1)]
-            for number, host in enumerate(self.all, 1):
-                self._plug_in(number, host)
+            self.all: list[Host] = []
+            for _ in range(count):
+                self.add()
         except BaseException:
             self._stack.close()
             raise
@@ -98,6 +98,15 @@ class Hosts:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def add(self) -> Host:
+        """One more."""
+        number = len(self.all) + 1
+        assert number < SWITCH, f"{NETWORK}.0 has no more addresses"
+        host = Host(self._folder, number, self._stack)
+        self.all.append(host)
+        self._plug_in(number, host)
+        return host
 
     def cut(self, host: Host) -> None:
         """Pull its cable."""

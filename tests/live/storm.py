@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from melodeon.core.errors import MelodeonError, NotFound
@@ -24,11 +25,11 @@ PACE_S = 0.02
 ACTIONS = ("kill", "kill", "kill", "two", "scale", "scale", "migrate", "preempt", "agent", "stop", "nursery")
 
 
-def weather(seed: int, faults: int, steps: int) -> list[tuple[int, str, int]]:
+def weather(seed: int, faults: int, steps: int, actions: Sequence[str] = ACTIONS) -> list[tuple[int, str, int]]:
     """(step, action, a random number for it), in order."""
     draw = random.Random(seed)
     at = sorted(draw.sample(range(5, steps * 4 // 5), faults))
-    return [(step, draw.choice(ACTIONS), draw.getrandbits(16)) for step in at]
+    return [(step, draw.choice(actions), draw.getrandbits(16)) for step in at]
 
 
 class Storm:
