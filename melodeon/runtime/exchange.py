@@ -13,7 +13,7 @@ from melodeon.runtime.arena import map_segments
 from melodeon.runtime.buckets import Bucket
 from melodeon.runtime.folds import Fold
 from melodeon.runtime.group import Group
-from melodeon.runtime.lanes import AllReduceLane, AloneLane, GlooLane, Lane, SharedLane
+from melodeon.runtime.lanes import AloneLane, GlooLane, Lane, SharedLane
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,8 @@ def open_exchange(
     buckets: tuple[Bucket, ...],
     counts: Sequence[int],
     fold: Callable[[Bucket], Fold],
-    *,
-    all_reduce_is_the_order: bool,
 ) -> Exchange:
-    """Make the buffers, together with the other workers; worker w has `counts[w]` rows a bucket.
-
-    With `all_reduce_is_the_order`, gloo's all_reduce over the workers sums in this job's order.
-    """
+    """Make the buffers, together with the other workers; worker w has `counts[w]` rows a bucket."""
     if group.size == 1:
         device_rows = tuple(_new_rows(bucket, counts[0], bucket.device) for bucket in buckets)
         alone = tuple(AloneLane(rows, fold(b)) for rows, b in zip(device_rows, buckets, strict=True))
@@ -52,8 +47,7 @@ def open_exchange(
     else:
         for bucket in buckets:
             rows = _new_rows(bucket, counts[group.rank], torch.device("cpu"))
-            whole = AllReduceLane(group, rows[0]) if all_reduce_is_the_order else None
-            lanes.append(whole or GlooLane(group, rows, counts, fold(bucket)))
+            lanes.append(GlooLane(group, rows, counts, fold(bucket)))
     rows_on_device = tuple(
         list(lane.rows) if bucket.device.type == "cpu" else _new_rows(bucket, counts[group.rank], bucket.device)
         for bucket, lane in zip(buckets, lanes, strict=True)

@@ -1,8 +1,8 @@
 """The two fixed orders of summation, applied to flat rows of gradients.
 
 A fold is given the same slice of every row (all partial sums, or all virtual workers' gradients, in rank order) and
-returns their sum in its order. It may overwrite the slices. Which worker applies it to which slice makes no
-difference to the bits.
+adds them up in its order. It may overwrite the slices. Which worker applies it to which slice makes no difference to
+the bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,25 +22,26 @@ class Fold(Protocol):
     def pieces(self, start: int, stop: int, *, blocked: bool) -> Iterator[tuple[int, int]]:
         """Cut `[start, stop)` where the order changes, and into blocks if asked."""
 
-    def apply(self, rows: Sequence[torch.Tensor], start: int) -> torch.Tensor:
-        """The sum of one piece that begins at element `start`."""
+    def apply(self, rows: Sequence[torch.Tensor], start: int, into: torch.Tensor) -> None:
+        """Put the sum of one piece, which begins at element `start`, into `into`; that may be one of the rows."""
 
 
 class TreeFold:
-    """`order="tree"`: rows are the partial sums of all workers."""
+    """`order="tree"`: rows are the partial sums of all workers, at least two."""
 
     def __init__(self, spans: Sequence[tree.Span], virtual_workers: int) -> None:
-        self._additions = tree.fold(spans, virtual_workers)
+        *self._additions, self._last = tree.fold(spans, virtual_workers)
 
     def pieces(self, start: int, stop: int, *, blocked: bool) -> Iterator[tuple[int, int]]:
         """One order everywhere: only blocks."""
         return _blocks(start, stop, blocked)
 
-    def apply(self, rows: Sequence[torch.Tensor], start: int) -> torch.Tensor:  # noqa: ARG002  # one order everywhere
-        """Add pairs of neighbours up the tree, in place."""
-        for into, other in self._additions:
-            rows[into].add_(rows[other])
-        return rows[0]
+    def apply(self, rows: Sequence[torch.Tensor], start: int, into: torch.Tensor) -> None:  # noqa: ARG002  # one order
+        """Add pairs of neighbours up the tree, in place but for the last pair."""
+        for left, right in self._additions:
+            rows[left].add_(rows[right])
+        left, right = self._last
+        torch.add(rows[left], rows[right], out=into)
 
 
 class RingFold:
@@ -57,15 +58,16 @@ class RingFold:
             if max(low, start) < min(high, stop):
                 yield from _blocks(max(low, start), min(high, stop), blocked)
 
-    def apply(self, rows: Sequence[torch.Tensor], start: int) -> torch.Tensor:
+    def apply(self, rows: Sequence[torch.Tensor], start: int, into: torch.Tensor) -> None:
         """Add downwards around the ring into fresh memory: every row is still needed in the middle of the sum."""
-        first, *rest = ring.fold_order(start // self._size, self._virtual_workers)
-        if not rest:
-            return rows[first]
-        total = torch.add(rows[first], rows[rest[0]])
-        for rank in rest[1:]:
-            total.add_(rows[rank])
-        return total
+        first, *middle = ring.fold_order(start // self._size, self._virtual_workers)
+        if not middle:
+            into.copy_(rows[first])
+            return
+        total, last = rows[first], middle.pop()
+        for rank in middle:
+            total = torch.add(total, rows[rank]) if total is rows[first] else total.add_(rows[rank])
+        torch.add(total, rows[last], out=into)
 
 
 def _blocks(start: int, stop: int, blocked: bool) -> Iterator[tuple[int, int]]:

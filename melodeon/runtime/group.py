@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,17 @@ def peer_errors(doing: str) -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise WorkerLost(f"another worker of the job is gone or silent (while {doing}: {reason[:160]})") from error
+
+
+Parcel = tuple[torch.Tensor, int, int]
+"""A tensor, the worker that it goes to or comes from, and the tag that both know it by."""
+
+
+class Underway(Protocol):
+    """A parcel on its way."""
+
+    def wait(self) -> object:
+        """Block until it has left, or has come."""
 
 
 class Group:
@@ -105,9 +116,21 @@ class Group:
         if self.size > 1:
             self.call(self._all_reduce, tensor, maximum)
 
-    def all_to_all(self, taken: torch.Tensor, given: torch.Tensor, take: Sequence[int], give: Sequence[int]) -> None:
-        """Send `give[w]` elements of `given` to each worker w, and fill `taken` with `take[w]` from each."""
-        self.call(self._all_to_all, taken, given, take, give)
+    def give_all(self, parcels: Sequence[Parcel]) -> list[Underway]:
+        """Begin to send tensors to single workers, who take them by the same tags. On the carrier only."""
+        with peer_errors("exchanging gradients"):
+            return [self._process_group.send([tensor], worker, tag) for tensor, worker, tag in parcels]
+
+    def take_all(self, parcels: Sequence[Parcel]) -> list[Underway]:
+        """Begin to overwrite tensors with what single workers give by these tags. On the carrier only."""
+        with peer_errors("exchanging gradients"):
+            return [self._process_group.recv([tensor], worker, tag) for tensor, worker, tag in parcels]
+
+    def wait_all(self, underway: Sequence[Underway]) -> None:
+        """Wait until all have left or come. On the carrier only."""
+        with peer_errors("exchanging gradients"):
+            for parcel in underway:
+                parcel.wait()
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Overwrite `tensor` with the root's."""
@@ -172,10 +195,6 @@ class Group:
         options.reduceOp = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
         with peer_errors("summing over workers"):
             self._process_group.allreduce([tensor], options).wait()
-
-    def _all_to_all(self, taken: torch.Tensor, given: torch.Tensor, take: Sequence[int], give: Sequence[int]) -> None:
-        with peer_errors("exchanging gradients"):
-            self._process_group.alltoall_base(taken, given, list(take), list(give)).wait()
 
     def _broadcast_all(self, tensors: Sequence[tuple[torch.Tensor, int]]) -> None:
         works = []

@@ -128,4 +128,4 @@ def ddp_exchange(buckets: tuple[Bucket, ...], group: Group, assignment: Assignme
     def fold(bucket: Bucket) -> Fold:
         return RingFold(bucket.numel, bucket.dtype.itemsize, size)
 
-    return open_exchange(group, buckets, assignment.counts, fold, all_reduce_is_the_order=group.size == size)
+    return open_exchange(group, buckets, assignment.counts, fold)

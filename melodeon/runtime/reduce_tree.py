@@ -178,7 +178,7 @@ def tree_exchange(params: Sequence[torch.nn.Parameter], group: Group, assignment
     spans = [span for cover in covers for span in cover]
     fold = TreeFold(spans, virtual_workers)
     counts = [len(cover) for cover in covers]
-    return open_exchange(group, tree_buckets(params), counts, lambda _: fold, all_reduce_is_the_order=len(spans) == 2)
+    return open_exchange(group, tree_buckets(params), counts, lambda _: fold)
 
 
 def _add(lefts: Grads, rights: Grads, into: Sequence[torch.Tensor] | None = None) -> Grads:
