@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import multiprocessing
 
@@ -21,6 +21,17 @@ Steps = Callable[..., Iterator[Any]]
 """Called in the process with (rank, size, folder, *args); yields after every step, or its last result when asked to
 stop.
 """
+
+
+class Turn(NamedTuple):
+    """One step of a contender."""
+
+    seconds: float
+    """Until the last process was done."""
+    cpu_s: float
+    """CPU seconds of all processes, which other work on the machine disturbs less."""
+    said: Any
+    """What process 0 yielded."""
 
 
 class Contender:
@@ -45,8 +56,8 @@ class Contender:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def turn(self) -> tuple[float, Any]:
-        """One step on all processes: the seconds until the last is done, and what process 0 yielded."""
+    def turn(self) -> "Turn":
+        """One step on all processes."""
         start = time.perf_counter()
         for pipe in self._pipes:
             pipe.send("step")
@@ -55,7 +66,7 @@ class Contender:
         for answer in answers:
             if isinstance(answer, str):
                 raise SystemExit(answer)
-        return seconds, answers[0][0]
+        return Turn(seconds, sum(cpu_s for _, cpu_s in answers), answers[0][0])
 
     def close(self) -> None:
         """End the processes."""
@@ -67,25 +78,24 @@ class Contender:
 
 
 def compare(ours: Contender, peer: Contender, rounds: int, tell: Callable[[int, float, float], None]) -> dict[str, Any]:
-    """Medians of interleaved steps, and the median of the ratios (peer's time over ours) of neighbours."""
+    """Medians of interleaved steps, and the medians of the ratios (peer's over ours) of neighbours."""
     for _ in range(3):
         ours.turn(), peer.turn()
-    pairs = []
-    last: tuple[Any, Any] = (None, None)
+    pairs: list[tuple[Turn, Turn]] = []
     for number in range(rounds):
         if number % 2:
-            (mine, a), (theirs, b) = ours.turn(), peer.turn()
+            mine, theirs = ours.turn(), peer.turn()
         else:
-            (theirs, b), (mine, a) = peer.turn(), ours.turn()
-        last = (a, b)
+            theirs, mine = peer.turn(), ours.turn()
         pairs.append((mine, theirs))
-        tell(number + 1, mine, theirs)
+        tell(number + 1, mine.seconds, theirs.seconds)
     ours.close(), peer.close()
     return {
-        "ours_s": round(statistics.median(mine for mine, _ in pairs), 5),
-        "peer_s": round(statistics.median(theirs for _, theirs in pairs), 5),
-        "ratio": round(statistics.median(theirs / mine for mine, theirs in pairs), 4),
-        "last": last,
+        "ours_s": round(statistics.median(mine.seconds for mine, _ in pairs), 5),
+        "peer_s": round(statistics.median(theirs.seconds for _, theirs in pairs), 5),
+        "ratio": round(statistics.median(theirs.seconds / mine.seconds for mine, theirs in pairs), 4),
+        "cpu_ratio": round(statistics.median(theirs.cpu_s / mine.cpu_s for mine, theirs in pairs), 4),
+        "last": tuple(turn.said for turn in pairs[-1]),
     }
 
 
@@ -98,7 +108,9 @@ def _serve(
     try:
         iterator = steps(rank, size, str(Path(folder) / "meet"), *args)
         while pipe.recv() == "step":
-            pipe.send((next(iterator),))
+            began = time.process_time()
+            said = next(iterator)
+            pipe.send((said, time.process_time() - began))
     except Exception:
         pipe.send(traceback.format_exc())
     os._exit(0)  # nothing here is worth an orderly end
