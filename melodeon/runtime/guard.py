@@ -107,6 +107,7 @@ class Guard:
             self._refuse([now is not before for now, before in zip(grads, known, strict=True)], step)
         if versions != seen:
             self._refuse([now != before for now, before in zip(versions, seen, strict=True)], step)
+        self._marks = self._bare  # known again at the pass's end; until then whoever sums them may free them
         if grads[self._wired] is self._wire:
             self._params[self._wired].grad = None
             grads[self._wired], versions[self._wired] = None, -1
