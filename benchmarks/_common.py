@@ -1,9 +1,14 @@
-"""What every benchmark shares: progress on stderr, one JSON object as the last line on stdout."""
+"""What every benchmark shares: progress on stderr, one JSON object as the last line on stdout.
 
+A benchmark that is held to a bound says so in that object; with `--check` it exits 1 where a bound is not met.
+"""
+
+import argparse
 import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,9 +21,39 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def report(**fields: object) -> None:
-    """Print the result line; `benchmark`, `metric`, `value`, `peer`, `peer_value` and `ratio` come from the caller."""
-    print(json.dumps({**fields, "machine": machine()}), flush=True)
+Bound = dict[str, object]
+"""What a figure is held to, as `at_least` and `at_most` say it."""
+
+
+def arguments(text: str | None) -> argparse.ArgumentParser:
+    """A benchmark's options, described by its own docstring."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--check", action="store_true", help="exit 1 if a figure does not keep its bound")
+    return made
+
+
+def at_least(what: str, value: float, bound: float) -> Bound:
+    """Hold a figure to a lower bound."""
+    return {"what": what, "value": value, "at_least": bound, "met": value >= bound}
+
+
+def at_most(what: str, value: float, bound: float) -> Bound:
+    """Hold a figure to an upper bound."""
+    return {"what": what, "value": value, "at_most": bound, "met": value <= bound}
+
+
+def report(*, bounds: Sequence[Bound] = (), check: bool = False, **fields: object) -> None:
+    """Print the result line; `benchmark`, `metric`, `value`, `peer`, `peer_value` and `ratio` come from the caller.
+
+    With `check`, ends the process with 1 where a bound is not met.
+    """
+    missed = [bound for bound in bounds if not bound["met"]]
+    held: dict[str, object] = {"bounds": list(bounds), "met": not missed} if bounds else {}
+    print(json.dumps({**fields, **held, "machine": machine()}), flush=True)
+    for bound in missed:
+        progress(f"not met: {bound}")
+    if check and missed:
+        raise SystemExit(1)
 
 
 def machine() -> dict[str, object]:

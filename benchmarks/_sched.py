@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from _common import arguments
+
 from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.jobs import JobSpec
 from melodeon.core.overhead import Overheads
@@ -42,7 +44,7 @@ CLUSTERS = tuple(
 
 def parser(text: str) -> argparse.ArgumentParser:
     """Options that every scheduling benchmark has."""
-    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = arguments(text)
     made.add_argument("--data", type=Path, default=DEFAULT_DATA, help="folder with the published traces and tables")
     return made
 

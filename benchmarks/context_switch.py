@@ -6,17 +6,17 @@ accumulation does as well. Measured inside real training steps, V = 8 on one wor
     python benchmarks/context_switch.py [--model resnet18|gpt10m] [--steps N]
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
-from _common import progress, report
+from _common import arguments, at_most, progress, report
 from virtual_overhead import CASES, NO_RECEIPT, VIRTUAL_WORKERS, first
 
 import melodeon
 
+MOST = 0.01
 COUNTED = ("enter", "leave", "reach_update")
 """Methods of the beat in which a switch spends its time; `backward` adds what its two ends cost outside the adding."""
 
@@ -87,7 +87,7 @@ def _count_backward(clock: Clock, job: melodeon.Job) -> None:
 
 def main() -> None:
     """Measure the chosen models and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--model", default="all", choices=["all", *CASES])
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
@@ -99,9 +99,11 @@ def main() -> None:
         metric="share of a step spent switching virtual workers, worst model",
         value=worst,
         peer="EasyScale's figure",
-        peer_value=0.01,
-        ratio=round(worst / 0.01, 3),
+        peer_value=MOST,
+        ratio=round(worst / MOST, 3),
         cases=cases,
+        bounds=[at_most(f"share of a step, {case['model']}", float(str(case["share"])), MOST) for case in cases],
+        check=options.check,
     )
 
 

@@ -11,13 +11,12 @@ jobs all must meet theirs.
     python benchmarks/deadline_live.py [--jobs 12] [--policies elasticflow,edf,fifo]
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from _calibrate import SCRIPT, Entry, calibrate
 from _cluster import Served
-from _common import progress, report
+from _common import arguments, at_least, progress, report
 from _livetrace import DEVICES, Played, play
 from _plans import shares
 
@@ -105,7 +104,7 @@ def table(found: Sequence[Kept]) -> None:
 
 def main() -> None:
     """Play the trace under each policy, and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--jobs", type=int, default=len(TRACE), help=f"the first so many of {len(TRACE)}")
     parser.add_argument("--policies", default="elasticflow,edf,fifo", help="ours first")
     options = parser.parse_args()
@@ -134,6 +133,8 @@ def main() -> None:
         nearest_s=round(ours.spare_s, 2),
         peers={one.policy: {"met": one.met, "of": one.deadlines} for one in peers},
         devices=DEVICES,
+        bounds=[at_least("admitted jobs that met their deadline", ours.met, ours.admitted)],
+        check=options.check,
     )
 
 

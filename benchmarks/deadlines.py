@@ -42,7 +42,7 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from _common import progress, report
+from _common import Bound, at_least, at_most, progress, report
 from _sched import (
     ARTIFACT,
     CLUSTERS,
@@ -217,6 +217,19 @@ def all_rows(data: Path, runs: list[Run], kept: Path | None, processes: int) -> 
     return [found[key] for key in keys]
 
 
+def held(rows: list[Row]) -> list[Bound]:
+    """ElasticFlow meets at least as many deadlines as its simulator, repaired where that is known, and misses none."""
+    bounds = []
+    for row in rows:
+        peer = row["peer_repaired"] or row["peer"]
+        if row["policy"] == "elasticflow" and peer:
+            where = f"{row['trace']}, slots of {row['slot_s']} s"
+            bounds.append(at_least(f"deadlines met, {where}", float(str(row["ratio"])), float(str(peer))))
+        if str(row["policy"]).startswith("elasticflow"):
+            bounds.append(at_most(f"missed, {row['policy']}, {row['trace']}", int(str(row["missed"])), 0))
+    return bounds
+
+
 def main() -> None:
     """Simulate everything and print the report."""
     made = parser(__doc__ or "")
@@ -248,6 +261,8 @@ def main() -> None:
         missed=sum(int(str(row["missed"])) for row in rows if str(row["policy"]).startswith("elasticflow")),
         cpu_s=round(sum(float(str(row["cpu_s"])) for row in rows), 1),
         rows=rows,
+        bounds=held(rows),
+        check=options.check,
     )
 
 

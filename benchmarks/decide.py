@@ -7,13 +7,12 @@ be shared; wall time stands beside it. The target is 100 ms for 1,000 jobs on 10
     python benchmarks/decide.py [--policy NAME] [--rounds N] [--plot FILE.svg]
 """
 
-import argparse
 import random
 import statistics
 import time
 from pathlib import Path
 
-from _common import progress, report
+from _common import arguments, at_most, progress, report
 from msgspec import structs
 
 from melodeon.core.cluster import DEFAULT_TYPE, Cluster
@@ -134,7 +133,7 @@ def _panel(points: list[tuple[float, float]], label: str, top: float, left: int)
 
 def main() -> None:
     """Measure all sizes and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--policy", default="elasticflow")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--plot", type=Path, help="draw the growth with jobs and with devices as SVG")
@@ -152,6 +151,8 @@ def main() -> None:
         peer_value=TARGET_MS,
         ratio=round(value / TARGET_MS, 3),
         rows=rows,
+        bounds=[at_most("milliseconds a round", value, TARGET_MS)],
+        check=options.check,
     )
 
 

@@ -6,7 +6,6 @@ of one host use) and sockets (what workers of different hosts use). The ratio is
     python benchmarks/exchange.py [--processes 2,4] [--mib 1,25,100]
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from _common import progress, report
+from _common import arguments, at_least, progress, report
 from _processes import run_processes
 
 from melodeon.core.launch import Launch
@@ -23,6 +22,9 @@ from melodeon.runtime.arena import map_segments
 from melodeon.runtime.folds import TreeFold
 from melodeon.runtime.group import Group
 from melodeon.runtime.lanes import GlooLane, Lane, SharedLane
+
+LEAST = 0.9
+"""Of gloo's speed, from 25 MiB up."""
 
 
 def lanes(group: Group, numel: int) -> dict[str, Lane]:
@@ -80,7 +82,7 @@ def _gather(group: Group, values: list[float]) -> list[list[float]]:
 
 def main() -> None:
     """Start the processes for every count and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--processes", default="2,4")
     parser.add_argument("--mib", default="1,25,100")
     parser.add_argument("--repeats", type=int, default=25)
@@ -101,6 +103,8 @@ def main() -> None:
         peer_value=worst["gloo_ms"],
         ratio=worst["ratio"],
         cases=cases,
+        bounds=[at_least(f"{c['mib']} MiB, {c['way']}, P = {c['processes']}", c["ratio"], LEAST) for c in large],
+        check=options.check,
     )
 
 

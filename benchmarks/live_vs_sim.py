@@ -10,12 +10,11 @@ The figure is the mean absolute error of the jobs' completion times; the bound i
     python benchmarks/live_vs_sim.py [--jobs 12] [--policy elasticflow]
 """
 
-import argparse
 from statistics import fmean, median
 
 from _calibrate import SCRIPT, Entry, Measured, calibrate
 from _cluster import Served
-from _common import progress, report
+from _common import arguments, at_most, progress, report
 from _livetrace import DEVICES, Played, as_it_was, curves_as_they_were, play, simulate, simulated_given
 from _plans import Likeness, compare, errors, shares
 
@@ -67,7 +66,7 @@ def likeness(live: Played, simulated: SimResult) -> Likeness:
     return compare(live.given(), simulated_given(simulated), ends)
 
 
-def tell(live: Played, simulated: SimResult, measured: Measured) -> None:
+def tell(live: Played, simulated: SimResult, measured: Measured, *, check: bool = False) -> None:
     """The report."""
     table(live, simulated)
     alike = likeness(live, simulated)
@@ -118,12 +117,14 @@ def tell(live: Played, simulated: SimResult, measured: Measured) -> None:
         shrink_s=round(overheads.shrink_s, 3),
         pause_s=round(overheads.default.seconds(1), 3),
         end_s=round(overheads.end_s, 3),
+        bounds=[at_most("mean absolute error of completion times", round(off, 4), BOUND)],
+        check=check,
     )
 
 
 def main() -> None:
     """Calibrate, play, simulate, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--jobs", type=int, default=len(TRACE), help=f"the first so many of {len(TRACE)}")
     parser.add_argument("--policy", default="elasticflow")
     options = parser.parse_args()
@@ -131,7 +132,7 @@ def main() -> None:
         measured = calibrate(served)
     with Served(["--devices", str(DEVICES), "--policy", options.policy], root=SCRIPT.parent) as served:
         live = play(served, TRACE[: options.jobs], measured.curves, policy=options.policy)
-    tell(live, simulate(live, measured.overheads), measured)
+    tell(live, simulate(live, measured.overheads), measured, check=options.check)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Two figures, each way by turns in one run: the time from nothing to the first ba
     python benchmarks/loader_sharing.py [--quick]
 """
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,13 +14,15 @@ from statistics import median
 
 import numpy as np
 import torch
-from _common import progress, report
+from _common import arguments, at_most, progress, report
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from melodeon.core.sampling import EpochPlan
 from melodeon.runtime.feed import Feed
 
 VIRTUAL_WORKERS = 8
+EASYSCALE = 0.329
+"""EasyScale's figure for the time to the first batch."""
 NUM_PROCESSES = 4
 PREFETCH_FACTOR = 2
 WARM_UP_STEPS = NUM_PROCESSES * PREFETCH_FACTOR
@@ -128,10 +129,10 @@ def sample_ms(dataset: Pictures) -> float:
 
 def main() -> None:
     """Measure both sides by turns and report medians."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="small batches and two repetitions: a smoke test")
-    quick = parser.parse_args().quick
-    repetitions, batch_size, num_steps = (2, 2, 4) if quick else (7, 16, 16)
+    options = parser.parse_args()
+    repetitions, batch_size, num_steps = (2, 2, 4) if options.quick else (7, 16, 16)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
 
@@ -163,6 +164,8 @@ def main() -> None:
         batch_size=batch_size,
         sample_ms=round(cost_ms, 3),
         repetitions=repetitions,
+        bounds=[at_most("part of the time to the first batch", first["shared"] / first["own"], EASYSCALE)],
+        check=options.check,
     )
 
 

@@ -8,7 +8,6 @@ is torchrun, which starts every process again from the last checkpoint.
     python benchmarks/recover.py [--kills 50] [--model mlp] [--peers torchrun,torchft] [--peer-kills 5]
 """
 
-import argparse
 import random
 import statistics
 import time
@@ -17,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import progress, report
+from _common import arguments, at_most, progress, report
 from _live import Job, clean, load, newest_step, pause_at, percentile, recommitted, scratch, step_times, wait_until
 from _live_peers import Torchft, Torchrun, kill, torchft_python
 
 WORKERS = 3
 VIRTUAL_WORKERS = 6
 STEPS_BETWEEN = 15
+MOST_P50_S, MOST_P99_S = 0.3, 1.0
+"""How long survivors may pause, with a small model."""
 """Steps of three workers between two kills, besides a random moment."""
 
 
@@ -129,7 +130,7 @@ def torchft(folder: Path, model: str, kills: int, python: str) -> list[float]:
 
 def main() -> None:
     """Kill, and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--seed", type=int, default=0)
@@ -171,6 +172,13 @@ def main() -> None:
         **found,
         peers={name: {"pause_p50_s": medians[name], "pauses_s": pauses} for name, pauses in peers.items()},
         absent=absent,
+        bounds=[
+            at_most("pause, median", found["pause_p50_s"], MOST_P50_S),
+            at_most("pause, p99", found["pause_p99_s"], MOST_P99_S),
+            at_most("steps lost", found["steps_lost"], 0),
+            at_most("runs with other bits", int(not found["same_bits"]), 0),
+        ],
+        check=options.check,
     )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import progress, report
+from _common import arguments, at_least, progress, report
 from _live import SCRIPTS, Boundary, Job, boundaries, clean, load, newest_step, scratch
 from _live_peers import Torchft, Torchrun, kill, torchft_python
 
@@ -34,6 +34,8 @@ from cases import CASES, Case
 CHANGES = {"2->4": (2, 4), "4->2": (4, 2), "migrate 2->2": (2, 2)}
 SETTLE = {"mlp": 60, "100m": 6}
 """Steps before and after each change."""
+LEAST = 20.0
+"""How many times shorter than torchrun's a pause must be, beyond the step that is in both."""
 PEER_SETTLE = {"mlp": 30, "100m": 4}
 
 Found = dict[str, list[dict[str, Any]]]
@@ -243,7 +245,7 @@ def measure(case: Case, options: argparse.Namespace, absent: dict[str, str]) -> 
 
 def main() -> None:
     """Measure every case and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--models", default="mlp,100m")
     parser.add_argument("--rounds", type=int, default=5, help="half as many for the large model")
     parser.add_argument("--peers", default="torchrun")
@@ -270,6 +272,11 @@ def main() -> None:
         ratio=worst and worst["torchrun"]["ratio"],
         cases=cases,
         absent=absent,
+        bounds=[
+            at_least(f"{row['model']} {row['change']} of torchrun", row["torchrun"]["ratio_beyond_the_step"], LEAST)
+            for row in compared
+        ],
+        check=options.check,
     )
 
 

@@ -12,7 +12,7 @@ What else runs on the machine only ever adds to CPU time, so the best of several
 from pathlib import Path
 from statistics import median
 
-from _common import progress, report
+from _common import at_least, at_most, progress, report
 from _sched import CLUSTERS, TESTBED, Case, check, jobs_of, parser, simulate, tables
 
 from melodeon.sched.registry import POLICIES
@@ -23,6 +23,8 @@ PEER_CPU_S = {("195 jobs", 60.0): 11.6, ("195 jobs", 240.0): 7.5, ("cluster10", 
 VARIANTS = (("as_shipped", True, False), ("without_quotes", False, False), ("as_the_peer", False, True))
 """(name, whether to quote deadlines, whether submissions wait for a slot's end)"""
 RUNS = 15
+LEAST, MOST_S = 100.0, 300.0
+"""Times as fast as the peer at the same slots, and seconds for all seven clusters."""
 LARGEST = next(case for case in CLUSTERS if case.name == "cluster08")
 FIRST = next(case for case in CLUSTERS if case.name == "cluster01")
 SMALLEST = next(case for case in CLUSTERS if case.name == "cluster10")
@@ -74,6 +76,11 @@ def main() -> None:
         seven_clusters_cpu_s=None if total is None else round(total, 1),
         growth=growth(options.data, options.slot),
         rows=rows,
+        bounds=[
+            *(at_least(f"{row['trace']}, slots {row['slot_s']} s", float(str(row["ratio"])), LEAST) for row in found),
+            *([] if total is None else [at_most("CPU seconds, seven clusters", round(total, 1), MOST_S)]),
+        ],
+        check=options.check,
     )
 
 

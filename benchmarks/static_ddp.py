@@ -6,13 +6,12 @@ resizes. The ratio is throughput, ours over DDP's.
     python benchmarks/static_ddp.py [--processes 2,4] [--orders tree,ddp] [--models resnet18,gpt10m]
 """
 
-import argparse
 import os
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from _common import progress, report
+from _common import arguments, at_least, progress, report
 from _turns import Contender, compare
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -23,6 +22,8 @@ from melodeon.core.determinism import level_env
 from melodeon.core.launch import Launch
 
 SAMPLES = 256
+LEAST = {"tree": 0.98, "ddp": 0.9}
+"""Of stock DDP's throughput, by order."""
 
 
 def ours(rank: int, size: int, meet: str, name: str, order: str) -> Iterator[None]:
@@ -78,7 +79,7 @@ def measure(model: str, order: str, size: int, rounds: int) -> dict[str, object]
 
 def main() -> None:
     """Measure every combination and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--processes", default="2,4")
     parser.add_argument("--orders", default="tree,ddp")
     parser.add_argument("--models", default="resnet18,gpt10m")
@@ -101,6 +102,8 @@ def main() -> None:
         peer_value=worst["peer_s"],
         ratio=worst["ratio"],
         cases=cases,
+        bounds=[at_least(f"{c['model']}, {c['order']}", float(str(c["ratio"])), LEAST[str(c["order"])]) for c in cases],
+        check=options.check,
     )
 
 

@@ -6,14 +6,13 @@ and nearly all wait. The bound is 100 ms for 99 of 100 answers; the ratio is the
     python benchmarks/submit.py [--jobs 1000] [--seconds 60] [--devices 2]
 """
 
-import argparse
 import threading
 import time
 from pathlib import Path
 
 import httpx
 from _cluster import Served
-from _common import progress, report
+from _common import arguments, at_most, progress, report
 
 BOUND_S = 0.1
 SCRIPT = Path(__file__).parents[1] / "examples" / "cluster" / "train.py"
@@ -53,7 +52,7 @@ def percentile(values: list[float], share: float) -> float:
 
 def main() -> None:
     """Submit, measure, and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--devices", type=int, default=2)
@@ -103,6 +102,11 @@ def main() -> None:
         cpu_s=round(total_cpu_s, 1),
         memory_mib=round(memory_mib, 1),
         jobs=dict(overview.jobs),
+        bounds=[
+            at_most("p99 of answers", round(p99_s, 4), BOUND_S),
+            at_most("submitted more than 1 s late", late, 0),
+        ],
+        check=options.check,
     )
 
 

@@ -15,11 +15,13 @@ import time
 from collections.abc import Sequence
 
 import torch
-from _common import progress, report
+from _common import arguments, at_least, progress, report
 from _live import Commits, Job, clean, load, scratch
 
 PERSISTENT, LENT = 2, 4
 VIRTUAL_WORKERS = 8
+AMOEBA = 0.97
+"""Amoeba's share of the ideal throughput."""
 
 Spans = dict[int, list[tuple[int, int]]]
 """By number of workers: from when to when, in nanoseconds."""
@@ -41,7 +43,7 @@ def sleep_until(at_ns: int) -> None:
 
 def main() -> None:
     """Lend, take back, and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--period", type=float, default=20.0)
     parser.add_argument("--lent", type=float, default=10.0, help="seconds of every period")
     parser.add_argument("--cycles", type=int, default=5)
@@ -85,6 +87,8 @@ def main() -> None:
         cycles=options.cycles,
         device="a wait of the CPU's, not a computation",
         load=[began, load()],
+        bounds=[at_least("share of the ideal throughput", round(done / ideal, 4), AMOEBA)],
+        check=options.check,
     )
 
 
