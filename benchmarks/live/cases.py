@@ -1,4 +1,4 @@
-"""The two models that live benchmarks train, and the log of commits that they are judged by.
+"""The models that live benchmarks train, and the log of commits that they are judged by.
 
 Every process that trains appends a line `STEP NANOSECONDS` to a file of its own as soon as a step is committed, by the
 clock that all processes of a machine share. What happened between two steps is read from these files alone, the same
@@ -50,6 +50,7 @@ class Case:
 
 
 CASES = {
+    "tiny": Case(name="tiny", sizes=(16, 16, 10), batch=8, checkpoint_every=50),
     "mlp": Case(name="mlp", sizes=(784, 256, 256, 10), batch=64, checkpoint_every=50),
     "100m": Case(name="100m", sizes=(1024, *[4096] * 6, 3000), batch=16, checkpoint_every=5),
 }
