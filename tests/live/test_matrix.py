@@ -1,10 +1,12 @@
 """Phases, processes and faults: a few of them here, all of them with `-m slow` or `python -m tests.live.matrix`."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from tests.live.bugs import HOOK
 from tests.live.matrix import ACTIONS, AGENT, ENDS, MASTER, NURSERY, TABLE, WORKER, Matrix, Result, cases, points, table
 from tests.live.stage import Case
 
@@ -21,6 +23,17 @@ IN_A_STEP_AND_IN_A_VIEW_CHANGE = """
     view.leaving leaver kill
     view.switch migrated cut
 """
+OVER_SOCKETS = """
+    step.exchange last kill
+    step.folded first kill
+    step.folded last stop
+    view.seat survivor kill
+"""
+NO_SHARED_MEMORY = {
+    "module": "melodeon.runtime.exchange",
+    "old": "segments = map_segments(group, sizes)",
+    "new": "segments = None",
+}
 AGENT_AND_MASTER = """
     agent.start other kill
     master.stored master kill
@@ -53,6 +66,14 @@ def test_every_phase_is_played_with_every_action() -> None:
 @pytest.mark.timeout(240)
 def test_workers_are_hurt_in_a_step_and_in_a_view_change(tmp_path: Path) -> None:
     results = play(tmp_path, parse(IN_A_STEP_AND_IN_A_VIEW_CHANGE))
+    assert not failed(results), table(results)
+
+
+@pytest.mark.timeout(240)
+def test_workers_that_share_no_memory_are_hurt_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HOOK))
+    monkeypatch.setenv("MELODEON_SEEDED_BUG", json.dumps(NO_SHARED_MEMORY))
+    results = play(tmp_path, parse(OVER_SOCKETS))
     assert not failed(results), table(results)
 
 
