@@ -12,6 +12,7 @@ import msgspec
 
 from melodeon.backends.devices import SlotMap
 from melodeon.backends.fleet_values import Ended, Seen
+from melodeon.core.service import finite
 from melodeon.core.text import plain
 
 MOST_FIGURES, MOST_NAME = 100, 100
@@ -69,7 +70,7 @@ class Progress:
         self._known: dict[str, int] = {}
         """Its length and its virtual workers."""
         self._rates: dict[int, float] = {}
-        self._metrics: dict[str, float] = {}
+        self._metrics: dict[str, float | None] = {}
         self._pause_s = 0.0
         self._views = 0
 
@@ -154,11 +155,11 @@ class Progress:
                 self._known[name] = value
 
 
-def _figures(raw: Mapping[str, Any]) -> dict[str, float]:
-    """The logged means that are numbers; where they are from is said elsewhere."""
+def _figures(raw: Mapping[str, Any]) -> dict[str, float | None]:
+    """The logged means, None for one that is not finite; where they are from is said elsewhere."""
     figures = {
-        plain(name)[:MOST_NAME]: float(value)
+        plain(name)[:MOST_NAME]: finite(value)
         for name, value in raw.items()
-        if name not in ("step", "epoch") and isinstance(value, int | float) and isfinite(value)
+        if name not in ("step", "epoch") and isinstance(value, int | float | None)
     }
     return dict(list(figures.items())[:MOST_FIGURES])

@@ -131,8 +131,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Of which it is made: no more workers than this can be used."""
     rates: dict[int, float] = {}
     """Steps a second by number of workers: a running median of what was measured while it trains."""
-    metrics: dict[str, float] = {}
-    """The newest logged means."""
+    metrics: dict[str, float | None] = {}
+    """The newest logged means; None: one that is not finite."""
     pause_s: float = 0.0
     """Seconds without progress in changes of its workers, since this incarnation began."""
     views: int = 0

@@ -73,7 +73,7 @@ def _tell(info: "JobInfo", now: float) -> None:
 def _steps(info: "JobInfo") -> str:
     total = f" of {number(info.total_steps)} ({info.step / info.total_steps:.0%})" if info.total_steps else ""
     rate = f", {info.steps_per_s:.3g} steps/s" if info.steps_per_s else ""
-    metrics = "".join(f", {name} {value:.4g}" for name, value in info.metrics.items())
+    metrics = "".join(f", {name} {'nan' if value is None else f'{value:.4g}'}" for name, value in info.metrics.items())
     return f"{number(info.step)}{total}{rate}{metrics}"
 
 

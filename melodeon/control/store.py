@@ -87,7 +87,7 @@ class Sample(msgspec.Struct, frozen=True):
     job: str
     at: float
     step: int
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +216,9 @@ class Store:
     def samples(self, job: str) -> tuple[Sample, ...]:
         """Where a job was, from its beginning."""
         rows = self._reader.execute("SELECT job, at, step, metrics FROM samples WHERE job = ? ORDER BY at", (job,))
-        return tuple(Sample(j, at, step, msgspec.json.decode(m, type=dict[str, float])) for j, at, step, m in rows)
+        return tuple(
+            Sample(j, at, step, msgspec.json.decode(m, type=dict[str, float | None])) for j, at, step, m in rows
+        )
 
     # --- inside ---
 

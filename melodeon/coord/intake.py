@@ -4,11 +4,10 @@ A report is taken if its (incarnation, number) is higher than the last, a status
 table allows the move: a doubled, late or out-of-order document changes nothing.
 """
 
-from math import isfinite
-
 from melodeon.coord.master_state import WORKER_MOVES, AgentInfo, JobPhase, Turn, WorkerInfo
 from melodeon.coord.messages import Phase, Report, Status
 from melodeon.coord.views import concerned
+from melodeon.core.service import finite
 
 
 def take_report(turn: Turn, report: Report) -> bool:
@@ -53,7 +52,7 @@ def take_status(turn: Turn, info: WorkerInfo, status: Status) -> None:
     if status.total_steps is not None:
         turn.state.total_steps, turn.state.steps_per_epoch = status.total_steps, status.steps_per_epoch
     if status.metrics:
-        turn.state.metrics = {name: value for name, value in status.metrics.items() if isfinite(value)}
+        turn.state.metrics = {name: finite(value) for name, value in status.metrics.items()}
     if status.factor and turn.state.batch[1] == 0 and status.factor != turn.state.batch[0]:
         # It came with a checkpoint: no view of this job has changed it yet.
         turn.state.batch = (status.factor, 0)

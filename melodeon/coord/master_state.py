@@ -248,8 +248,8 @@ class MasterState(msgspec.Struct, kw_only=True):
     total_steps: int | None = None
     """As the workers say; None: not known yet."""
     steps_per_epoch: int | None = None
-    metrics: dict[str, float] = {}
-    """The newest logged means."""
+    metrics: dict[str, float | None] = {}
+    """The newest logged means; None: one that is not finite."""
     agents: dict[str, AgentInfo] = {}
     workers: dict[int, WorkerInfo] = {}
     view: View | None = None

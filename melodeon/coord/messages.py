@@ -55,8 +55,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """`HOST:PORT` of the store that others may meet at, where workers are on several hosts."""
     busy_s: tuple[float, ...] = ()
     """Seconds of its own work in the newest steps, oldest first, ending with `step`; waiting for others not counted."""
-    metrics: dict[str, float] = {}
-    """The newest logged means, from the worker of virtual rank 0."""
+    metrics: dict[str, float | None] = {}
+    """The newest logged means, from the worker of virtual rank 0; None: one that is not finite."""
     pause_s: float = 0.0
     """From its last commit in the view before to its first in this one; 0 until then."""
     checkpoint: int = 0

@@ -7,6 +7,7 @@ end in `_at` (seconds since 1970) or `_s` (a length in seconds).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import Any
 
 
@@ -52,6 +53,14 @@ MOVES: Mapping[Phase, frozenset[Phase]] = {
 OVER = frozenset(phase for phase, after in MOVES.items() if not after)
 
 
+def finite(value: float | None) -> float | None:
+    """A figure as JSON can say it: None where it diverged, or is too large for a float."""
+    try:
+        return float(value) if value is not None and isfinite(value) else None
+    except OverflowError:
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One device of a node."""
@@ -92,8 +101,8 @@ class JobInfo:
     total_steps: int | None = None
     """None: not known before its first epoch has begun."""
     steps_per_s: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """The newest logged means."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """The newest logged means; null: one that is not finite, since JSON has no word for it."""
     priority: float = 1.0
     curve: Mapping[str, float] = field(default_factory=dict)
     """Steps a second by number of workers, measured or given."""

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from melodeon.coord.failpoint import failpoint
 from melodeon.coord.lastwords import write_last_words
 from melodeon.coord.messages import Phase
 from melodeon.core.errors import WorkerLost
+from melodeon.core.service import finite
 from melodeon.core.view import View
 from melodeon.runtime import wrapping
 from melodeon.runtime.exchange import Exchange
@@ -152,7 +152,7 @@ class Elastic:
             return {}
         self._metrics = newest
         columns = islice((name for name in newest if name not in ("step", "epoch")), _METRICS)
-        return {"metrics": {name: float(newest[name]) for name in columns if isfinite(newest[name])}}
+        return {"metrics": {name: finite(float(newest[name])) for name in columns}}
 
     def _finish_boundary(self, loader: int) -> None:
         try:

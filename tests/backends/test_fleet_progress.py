@@ -42,7 +42,7 @@ def test_a_jobs_life() -> None:
     ]
     seen = fold(*begun)
     assert (seen.training, seen.step, seen.total_steps, seen.steps_per_epoch) == (True, 10, 75, 25)
-    assert (seen.virtual_workers, seen.views, seen.metrics) == (6, 1, {"loss": 0.5})
+    assert (seen.virtual_workers, seen.views, seen.metrics) == (6, 1, {"loss": 0.5, "x": None})
     moved = [
         {"kind": "worker_started", "worker": 2, "agent": "node0", "slot": 1},
         {"kind": "view", "generation": 2, "step": 12, "workers": [0, 2], "pauses": {"0": 0.25, "2": 0.5}},
@@ -54,6 +54,15 @@ def test_a_jobs_life() -> None:
     assert not fold(*begun, {"kind": "end", "outcome": "done"}).training
     over = fold(*begun, ended=Ended(status="done"))
     assert (over.alive, over.training, over.slots, over.step) == (False, False, {}, 10)
+
+
+def test_a_mean_that_diverged_takes_the_place_of_the_last_good_one() -> None:
+    good = {"kind": "step", "step": 1, "metrics": {"loss": 0.5, "size": 2}}
+    assert fold(good, {"kind": "step", "step": 2, "metrics": {"loss": float("inf"), "size": 10**400}}).metrics == {
+        "loss": None,
+        "size": None,
+    }
+    assert fold(good, status={"step": 2, "metrics": {"loss": None}, "workers": []}).metrics == {"loss": None, "size": 2}
 
 
 def test_a_masters_answer_adds_what_events_do_not_say() -> None:

@@ -264,6 +264,19 @@ def test_show_tells_the_story(cluster: Serving, melodeon: Melodeon) -> None:
     assert [sorted(part) for part in story] == [["at", "text"]] * len(story)
 
 
+def test_a_loss_that_diverged_is_shown_as_such(
+    cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("melodeon.backends.fleet_fake.loss", lambda _: None)
+    melodeon("submit", "work/job.yaml")
+    cluster.running("cnn-1")
+    cluster.until(lambda: cluster.controller.job("cnn-1").step > 0)
+    assert ", loss nan" in melodeon("show", "cnn-1")[1]
+    assert json.loads(melodeon("show", "cnn-1", "-o", "json")[1])["metrics"] == {"loss": None}
+    cluster.until(lambda: len(cluster.controller.series("cnn-1").columns["step"]) > 0)
+    assert set(cluster.controller.series("cnn-1").columns["loss"]) == {None}
+
+
 def test_ps_lists_the_cluster_and_then_this_machine(cluster: Serving, melodeon: Melodeon) -> None:
     code, out, _ = melodeon("ps")
     assert (code, out.startswith("no job on the cluster (0 of 8 devices in use, policy elasticflow)")) == (0, True)

@@ -307,7 +307,7 @@ def test_status_tells_of_slots_lengths_and_means() -> None:
     assert answer is not None
     values = answer.values
     assert (values["total_steps"], values["steps_per_epoch"], values["virtual_workers"]) == (40, 10, 4)
-    assert values["metrics"] == {"loss": 0.5}
+    assert values["metrics"] == {"loss": 0.5, "bad": None}
     assert values["slots"] == {"a": [1]}
     assert values["workers"][0]["slot"] == 1
 

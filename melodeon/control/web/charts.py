@@ -1,11 +1,10 @@
 """What the charts of a job's page draw: columns of numbers, worked out here so that the script only draws them."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 from melodeon.control.web.words import zone
-from melodeon.core.service import OVER, JobInfo, Series
+from melodeon.core.service import OVER, JobInfo, Series, finite
 
 Column = list[float | None]
 
@@ -36,7 +35,7 @@ def _metrics(columns: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
         if step is not None:
             kept[step] = index  # of one step the newest: it may have been trained twice
     steps = sorted(kept)
-    values = [[_finite(columns[name][kept[step]]) for step in steps] for name in names]
+    values = [[finite(columns[name][kept[step]]) for step in steps] for name in names]
     return {"names": names, "step": steps, "values": values}
 
 
@@ -83,7 +82,3 @@ def _on_line(job: JobInfo, total: float, at: float) -> float | None:
         return None
     length_s = job.deadline_at - job.submitted_at
     return total * (job.deadline_at - at) / length_s if length_s > 0 else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None

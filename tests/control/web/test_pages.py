@@ -69,7 +69,7 @@ def test_every_phase_has_its_page(name: Phase) -> None:
         finished_at=1500.0 if over else None,
         planned_finish_at=None if over else 1800.0,
         earliest_deadline_at=3000.0 if name is Phase.REJECTED else None,
-        metrics={HOSTILE: 0.5},
+        metrics={HOSTILE: 0.5, "loss": None},
         step=5,
         total_steps=10,
         override=None if over else 2,
@@ -84,6 +84,7 @@ def test_every_phase_has_its_page(name: Phase) -> None:
     assert f">{name.value}<" in facts
     assert HOSTILE not in facts
     assert HOSTILE in read(facts).text
+    assert "<dd>nan</dd>" in facts
     actions = templates().get_template("job_actions.html").render(values)
     assert (not actions.strip()) == (over or name is Phase.CANCELLING)
     read(actions)
