@@ -17,6 +17,8 @@ from melodeon.core.text import plain
 
 MOST_FIGURES, MOST_NAME = 100, 100
 """Metrics that are shown of a job, and characters of their names."""
+MOST_WARNINGS, MOST_TEXT = 10, 500
+"""Sentences that are passed on, and characters of each."""
 _STEP = b'"kind": "step"'
 
 
@@ -33,6 +35,8 @@ class _Event(msgspec.Struct):
     pauses: dict[str, float] = {}
     metrics: dict[str, Any] = {}
     outcome: str = ""
+    text: str = ""
+    warning: bool = False
 
 
 class _Worker(msgspec.Struct):
@@ -71,6 +75,7 @@ class Progress:
         """Its length and its virtual workers."""
         self._rates: dict[int, float] = {}
         self._metrics: dict[str, float | None] = {}
+        self._warnings: dict[str, None] = {}
         self._pause_s = 0.0
         self._views = 0
 
@@ -105,6 +110,8 @@ class Progress:
                 self.training = True
                 self._views += 1
                 self._pause_s += max((s for s in event.pauses.values() if isfinite(s)), default=0.0)
+            case "note" if event.warning and len(self._warnings) < MOST_WARNINGS:
+                self._warnings[plain(event.text)[:MOST_TEXT]] = None
             case "restart":
                 self.training = False
             case "end" if event.outcome:
@@ -145,6 +152,7 @@ class Progress:
             pause_s=round(self._pause_s, 6),
             views=self._views,
             stuck=stuck,
+            warnings=tuple(self._warnings),
         )
 
     def _sizes(self, said: _Event | _Status) -> None:

@@ -139,6 +139,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """How often its workers changed."""
     stuck: str = ""
     """One sentence, when it needs somebody to look."""
+    warnings: tuple[str, ...] = ()
+    """Sentences of its workers for whoever wrote the job, each once."""
 
 
 class FleetLike(Protocol):

@@ -64,6 +64,8 @@ def _tell(info: "JobInfo", now: float) -> None:
         say("changes", f"{changes}, {counted(info.incarnation, 'start')}; {duration(info.pause_s)} without progress")
     if info.why:
         say("why", info.why)
+    for text in info.warnings:
+        say("warning", text)
     if info.digest:
         say("digest", info.digest)
     if info.run_dir:

@@ -167,6 +167,12 @@ class Stuck(JobFact, frozen=True, kw_only=True, tag="stuck"):
     text: str
 
 
+class Warned(JobFact, frozen=True, kw_only=True, tag="warned"):
+    """Its workers said something that whoever wrote the job should know."""
+
+    text: str
+
+
 class CurveMeasured(JobFact, frozen=True, kw_only=True, tag="curve"):
     """Its speed was measured."""
 
@@ -224,6 +230,7 @@ AnyFact = (
     | Overridden
     | Late
     | Stuck
+    | Warned
     | CurveMeasured
     | ProfileFailed
     | PolicySet

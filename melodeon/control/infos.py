@@ -64,6 +64,7 @@ def job_info(
         run_dir=f"{job_dir}/{job.id}.{job.incarnation}" if job.incarnation else "",
         digest=job.digest,
         exit_code=job.exit_code,
+        warnings=job.warnings,
         spec=job.spec,
     )
 

@@ -27,6 +27,7 @@ from melodeon.control.events import (
     Stuck,
     Submitted,
     Training,
+    Warned,
 )
 from melodeon.core.cluster import Counts
 from melodeon.core.plan import Placement
@@ -90,6 +91,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     late: bool = False
     stuck: str = ""
+    warnings: tuple[str, ...] = ()
+    """Sentences of its workers, each once, whichever of its starts they are from."""
     unmeasurable: bool = False
     """Its profile failed: it is judged by what was seen."""
     version: int = 0
@@ -159,6 +162,8 @@ def step(job: Job, at: float, fact: AnyFact) -> Job:
             return replace(job, late=True)
         case Stuck(text=text):
             return replace(job, stuck=text)
+        case Warned(text=text):
+            return replace(job, warnings=(*job.warnings, text))
         case ProfileFailed():
             return replace(job, unmeasurable=True, version=job.version + 1)
         case _:

@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping
 
 from melodeon.backends.fleet_values import Seen
 from melodeon.control.curves import NOTHING, Known, corrections, slower
-from melodeon.control.events import AnyFact, CurveMeasured, Ended, Moved, Paused, ProfileFailed, Sized, Stuck, Training
+from melodeon.control.events import (
+    AnyFact,
+    CurveMeasured,
+    Ended,
+    Moved,
+    Paused,
+    ProfileFailed,
+    Sized,
+    Stuck,
+    Training,
+    Warned,
+)
 from melodeon.control.hands import Profiled, Report, Trouble
 from melodeon.control.job import Job
 from melodeon.control.rounds import Progress
@@ -21,6 +32,8 @@ CORRECT_S = 5.0
 """A curve is corrected at most so often: a decision should stand for a while."""
 SHARING, CORRECT_MOST_S = 10, 60.0
 """One that more jobs share is corrected less often, in proportion: each time all of them are judged by it again."""
+WARNINGS = 20
+"""Sentences of its workers that are kept of a job."""
 SAMPLE_S, SAMPLES = 1.0, 1500
 """The first samples of a job are so far apart; later ones further, so that there are about as many for any length."""
 
@@ -104,6 +117,9 @@ class Sight:
             yield Training(job=name, incarnation=number, step=seen.step)
         if seen.ended is None and plain(seen.stuck) != job.stuck and (seen.stuck or seen.training):
             yield Stuck(job=name, text=plain(seen.stuck))
+        new = [text for text in map(plain, seen.warnings) if text not in job.warnings]
+        for text in new[: WARNINGS - len(job.warnings)]:
+            yield Warned(job=name, text=text)
         if seen.ended is not None:
             how = seen.ended
             yield Ended(

@@ -50,6 +50,7 @@ def sentence(fact: AnyFact, at: float) -> str:
             | events.Paused()
             | events.Ended()
             | events.Stuck()
+            | events.Warned()
         ):
             return _seen(fact) + _unheard(fact, at)
         case events.Started(policy=policy, nodes=nodes):
@@ -198,7 +199,14 @@ def _decided(
 
 
 def _seen(
-    fact: events.Launched | events.Training | events.Sized | events.Moved | events.Paused | events.Ended | events.Stuck,
+    fact: events.Launched
+    | events.Training
+    | events.Sized
+    | events.Moved
+    | events.Paused
+    | events.Ended
+    | events.Stuck
+    | events.Warned,
 ) -> str:
     match fact:
         case events.Launched(incarnation=number, slots=slots):
@@ -214,6 +222,8 @@ def _seen(
             return f"trains on; changes of its workers have kept it still for {pause_s:.2g} s so far"
         case events.Stuck(text=text):
             return f"needs attention: {text}" if text else "needs no more attention"
+        case events.Warned(text=text):
+            return f"warns: {text}"
         case events.Ended(status=status, reason=reason, step=at_step):
             at_text = f" at step {at_step:,}" if at_step is not None else ""
             said = {

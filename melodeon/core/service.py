@@ -116,6 +116,8 @@ class JobInfo:
     digest: str | None = None
     """Of the final state."""
     exit_code: int | None = None
+    warnings: tuple[str, ...] = ()
+    """What its workers said that whoever wrote it should know."""
     spec: Mapping[str, Any] = field(default_factory=dict)
     """The job's file."""
 

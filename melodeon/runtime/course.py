@@ -134,6 +134,8 @@ class Course:
                 yield self.epoch
                 self.epoch += 1  # first: what a `break` left open is stored now, and goes on with the next epoch
                 self.settle()
+                if self.epoch < count and not self.stopping:
+                    self.limits.tell(self.journal, over=False)
         finally:
             self.in_epochs = False
         self._finish()
@@ -192,7 +194,7 @@ class Course:
     def keep_up(self) -> None:
         """Before a step, and before a pass ends: be in the newest view."""
         if unused := self.batches.unused():
-            self.journal.note(unused)
+            self.journal.note(unused, warning=True)
         if self.elastic is not None:
             self.elastic.keep_up()
             self.metrics.forget(self.beat.step)  # what was said in it before it was given up
@@ -390,7 +392,7 @@ class Course:
 
     def _finish(self) -> None:
         self._finished_at = self.beat.step
-        self.limits.tell(self.journal)
+        self.limits.tell(self.journal, over=True)
         if self.elastic is not None:
             self.elastic.finish()
         else:

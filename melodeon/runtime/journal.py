@@ -68,15 +68,15 @@ class Journal:
             except OSError:
                 self._event_fd = None
 
-    def note(self, text: str, *, main: bool = False) -> None:
+    def note(self, text: str, *, main: bool = False, warning: bool = False) -> None:
         """One sentence for the person, said by the worker that writes, or that knows it will: `main`.
 
-        It goes through the launcher, or to stderr without one.
+        It goes through the launcher, or to stderr without one. A `warning` is one that a cluster tells of, too.
         """
         if not (self._main or main):
             return
         if self._event_fd is not None or self._link is not None:
-            self.event("note", text=text)
+            self.event("note", text=text, **({"warning": True} if warning else {}))
         else:
             os.write(2, f"melodeon: {text}\n".encode())
 

@@ -78,7 +78,7 @@ class Keeper:
             return None
         found, refused = self._folder.newest_good()
         for sentence in refused:
-            self._journal.note(sentence, main=self.group.rank == 0)
+            self._journal.note(sentence, main=self.group.rank == 0, warning=True)
         step = -1 if found is None else found.step
         chosen = int(self.group.share_bytes(str(step).encode(), root=0))
         if chosen < 0:

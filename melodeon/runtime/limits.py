@@ -36,6 +36,7 @@ class Limits:
         self._reached = False
         self._seen: bool | None = None
         """Whether the metric of `until` was logged in some step; None: there was no step."""
+        self._warned = False
 
     def num_epochs(self, count: int) -> int:
         """How many of the script's epochs there are."""
@@ -80,12 +81,14 @@ class Limits:
 
         return commit
 
-    def tell(self, journal: Journal) -> None:
-        """At the end: say so if nothing was ever logged that `until` could decide with."""
-        if self._until is not None and self._seen is False:
-            journal.note(
-                f"until={self._until.text!r} was not looked at: no step called job.log({self._until.metric}=...)"
-            )
+    def tell(self, journal: Journal, *, over: bool) -> None:
+        """Say so if nothing was logged that `until` could decide with: when it is over, and once while it can wait."""
+        if self._until is None or self._seen is not False or (self._warned and not over):
+            return
+        self._warned = True
+        looked = "was not looked at: no step" if over else "could not be looked at yet: no step so far"
+        text = f"until={self._until.text!r} {looked} called job.log({self._until.metric}=...)"
+        journal.note(text, warning=True)
 
     def capture(self) -> dict[str, Any]:
         """What a run that goes on from here must know; no part of the result."""

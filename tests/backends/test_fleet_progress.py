@@ -65,6 +65,16 @@ def test_a_mean_that_diverged_takes_the_place_of_the_last_good_one() -> None:
     assert fold(good, status={"step": 2, "metrics": {"loss": None}, "workers": []}).metrics == {"loss": None, "size": 2}
 
 
+def test_warnings_are_passed_on_once_and_other_notes_are_not() -> None:
+    warning = {"kind": "note", "text": "mind \x1b[2Jthis", "warning": True}
+    many = [{"kind": "note", "text": f"{number}" * 1000, "warning": True} for number in range(20)]
+    assert fold(warning, warning, {"kind": "note", "text": "resumed"}).warnings == (
+        "mind \N{REPLACEMENT CHARACTER}[2Jthis",
+    )
+    found = fold(*many).warnings
+    assert (len(found), {len(text) for text in found}) == (10, {500})
+
+
 def test_a_masters_answer_adds_what_events_do_not_say() -> None:
     status = {"step": 30, "rates": {"1": 3.5, "2": float("nan")}, "metrics": {"loss": 0.25}, "workers": []}
     seen = fold({"kind": "step", "step": 20, "metrics": {"acc": 1}}, status=status)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from melodeon.backends.fleet_folder import Owner, take
 from melodeon.backends.fleet_logs import read_logs
@@ -275,6 +276,17 @@ def test_a_loss_that_diverged_is_shown_as_such(
     assert json.loads(melodeon("show", "cnn-1", "-o", "json")[1])["metrics"] == {"loss": None}
     cluster.until(lambda: len(cluster.controller.series("cnn-1").columns["step"]) > 0)
     assert set(cluster.controller.series("cnn-1").columns["loss"]) == {None}
+
+
+def test_what_its_workers_warn_of_is_shown(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml")
+    cluster.running("cnn-1")
+    text = "until='accuracy > 0.9' was not looked at"
+    cluster.controller.engine.report(replace(cluster.fleet.seen("cnn-1", 1), warnings=(text,)))
+    cluster.until(lambda: cluster.controller.job("cnn-1").warnings == (text,))
+    out = melodeon("show", "cnn-1")[1]
+    assert f"warning    {text}\n" in out
+    assert f"  warns: {text}\n" in out
 
 
 def test_ps_lists_the_cluster_and_then_this_machine(cluster: Serving, melodeon: Melodeon) -> None:

@@ -3,9 +3,10 @@
 import pytest
 
 from melodeon.backends.fleet_values import Seen
-from melodeon.control.events import CurveMeasured, Judged, Launched, Planned, SlotTable, Submitted, Training
+from melodeon.control.events import CurveMeasured, Judged, Launched, Planned, SlotTable, Submitted, Training, Warned
 from melodeon.control.sight import CORRECT_MOST_S, CORRECT_S, Sight
 from melodeon.control.state import State, fold
+from melodeon.control.story import sentence
 from melodeon.core.cluster import DeviceType
 from melodeon.core.plan import Block
 
@@ -59,3 +60,14 @@ def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
     sight.forget(State())
     assert not sight.seen
     assert not sight._corrected
+
+
+def test_a_warning_is_told_once_whichever_start_says_it() -> None:
+    state, sight = running(1), Sight({"node0": "cpu"})
+    seen = Seen(job="a-1", incarnation=1, alive=True, training=True, warnings=("mind this", "and that"))
+    facts = [fact for fact in sight.take(state, seen, 1000.0) if isinstance(fact, Warned)]
+    assert [fact.text for fact in facts] == ["mind this", "and that"]
+    assert [sentence(fact, 1000.0) for fact in facts] == ["warns: mind this", "warns: and that"]
+    for fact in facts:
+        fold(state, 1000.0, fact)
+    assert not [fact for fact in sight.take(state, seen, 1001.0) if isinstance(fact, Warned)]

@@ -90,6 +90,15 @@ def test_a_metric_that_is_never_logged_is_said(tmp_path: Path) -> None:
     assert ended.notes == [
         "until='accuracy > 0.9' was not looked at: no step called job.log(accuracy=...)",
     ]
+    assert [note["warning"] for note in ended.events("note")] == [True]
+
+
+def test_a_metric_that_is_not_logged_in_the_first_epoch_is_said_then(tmp_path: Path) -> None:
+    ended = run(cases.train, (2, 3), tmp_path / "run", launch=Launch(until="accuracy > 0.9", max_epochs=3)).well()
+    assert ended.notes == [
+        "until='accuracy > 0.9' could not be looked at yet: no step so far called job.log(accuracy=...)",
+        "until='accuracy > 0.9' was not looked at: no step called job.log(accuracy=...)",
+    ]
 
 
 @pytest.mark.parametrize(
