@@ -101,9 +101,10 @@ def _own(order: LaunchOrder, user: struct_passwd | None) -> None:
 
 def _entry(order: LaunchOrder, user: struct_passwd | None) -> Path:
     """Where the job will be found while it runs."""
+    name = registry.file_name(order.name, Path(order.run_dir).resolve())
     if user is None:
-        return registry.folder() / f"{order.name}.json"
-    return Path(tempfile.gettempdir()) / f"melodeon-{user.pw_uid}" / "jobs" / f"{order.name}.json"
+        return registry.folder() / name
+    return Path(tempfile.gettempdir()) / f"melodeon-{user.pw_uid}" / "jobs" / name
 
 
 def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last: Event) -> Outcome:

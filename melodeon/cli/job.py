@@ -10,13 +10,14 @@ commands that would change it behind the cluster's back refuse it.
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from melodeon.cli.cluster import complete_cluster, there
+from melodeon.cli.cluster import STATE, complete_cluster, there
 from melodeon.cli.output import require_format
 from melodeon.core.errors import MelodeonError, NotFound, Unreachable, UsageError
 from melodeon.core.launch import Launch
@@ -104,8 +105,24 @@ def find_entry(name: str | None) -> "Entry":
     if name is None:  # the newest of those that a person has started here, where there is one
         chosen = [entry for entry in running if clusters_job(entry) is None]
     else:
-        chosen = [entry for entry in running if clusters_job(entry) == name]
+        chosen = _of_this_cluster([entry for entry in running if clusters_job(entry) == name])
     return chosen[-1] if chosen else registry.find(name)
+
+
+def _of_this_cluster(entries: "list[Entry]") -> "list[Entry]":
+    """Of jobs that several clusters call the same, those of the one that commands speak with."""
+    from melodeon.control import address
+
+    states = {Path(entry.run_dir).parents[2] for entry in entries}
+    if len(states) < 2:
+        return entries
+    named = os.environ.get(STATE)
+    service = address.find(Path(named) if named else None)
+    own = [e for e in entries if service is not None and Path(e.run_dir).parents[2] == Path(service.state).resolve()]
+    if not own:
+        listed = ", ".join(sorted(map(str, states)))
+        raise UsageError(f"clusters in {listed} have this job: name one by {STATE}, or the run's folder")
+    return own
 
 
 def clusters_job(entry: "Entry") -> str | None:
@@ -139,7 +156,7 @@ def attach(name: str | None, *, instead: str | None = None) -> "JobHandle":
     entry = find_job(name)
     if instead is not None:
         require_own(entry, instead)
-    return client.connect(entry.id)
+    return client.JobHandle(entry)
 
 
 def find_folder(name: str | None, runs_root: str) -> Path:

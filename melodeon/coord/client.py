@@ -142,7 +142,7 @@ class JobHandle:
                     )
 
     def _is_running(self) -> bool:
-        return self._entry.is_alive and (registry.folder() / f"{self.id}.json").exists()
+        return registry.is_listed(self._entry)
 
 
 class _Calls:

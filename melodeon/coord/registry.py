@@ -3,11 +3,15 @@
 The launcher writes its job's entry and removes it at the end. An entry whose launcher is gone is nobody's: it is not
 listed, and swept up in passing. Whoever changes an entry holds the folder's lock. The folder belongs to one user and is
 closed to others; whoever can read it can talk to the jobs.
+
+A run's folder is what tells jobs apart: two clusters of one user may well have jobs of the same id.
 """
 
 import contextlib
 import difflib
 import fcntl
+import glob
+import hashlib
 import os
 import stat
 import tempfile
@@ -18,6 +22,10 @@ import msgspec
 
 from melodeon.coord.marks import started
 from melodeon.core.errors import MelodeonError, NotFound, UsageError
+
+
+MOST_NAME = 150
+"""Characters of an id in the name of its file."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,17 +68,23 @@ def folder() -> Path:
     return jobs
 
 
+def file_name(job: str, run_dir: str | Path) -> str:
+    """What a job's entry is called; the folder as the entry says it."""
+    return f"{job[:MOST_NAME]}@{hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:16]}.json"
+
+
 def require_free(job: str, run_dir: Path) -> None:
     """Refuse an id under which a job runs that has another folder."""
-    known = _read(folder() / f"{job}.json")
-    if known is not None and known.is_alive and Path(known.run_dir) != run_dir.resolve():
-        raise UsageError(f"job {job!r} runs already in {known.run_dir}: give another --name")
+    for path in _paths(job):
+        known = _read(path)
+        if known is not None and known.id == job and known.is_alive and Path(known.run_dir) != run_dir.resolve():
+            raise UsageError(f"job {job!r} runs already in {known.run_dir}: give another --name")
 
 
 def write(entry: Entry, *, alone: bool = False) -> None:
     """Add a job, or say something new of it; `alone`: not while another runs under its id."""
-    path = folder() / f"{entry.id}.json"
-    temporary = path.with_name(f".{entry.id}.{os.getpid()}")
+    path = folder() / file_name(entry.id, entry.run_dir)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}")
     with _locked():
         if alone:
             require_free(entry.id, Path(entry.run_dir))
@@ -82,11 +96,21 @@ def write(entry: Entry, *, alone: bool = False) -> None:
 
 def remove(job: str, run_dir: Path | None = None) -> None:
     """Take a job off the list, where a folder is named only the one that runs there."""
-    path = folder() / f"{job}.json"
     with _locked():
-        known = _read(path)
-        if run_dir is None or known is None or Path(known.run_dir) == run_dir:
-            path.unlink(missing_ok=True)
+        for path in _paths(job):
+            known = _read(path)
+            if known is not None and known.id == job and (run_dir is None or Path(known.run_dir) == run_dir):
+                path.unlink(missing_ok=True)
+
+
+def is_listed(entry: Entry) -> bool:
+    """Whether its launcher runs and has not taken it off the list."""
+    return entry.is_alive and (folder() / file_name(entry.id, entry.run_dir)).exists()
+
+
+def _paths(job: str) -> list[Path]:
+    """The entries of all jobs of an id, and perhaps of others that begin as it does."""
+    return list(folder().glob(f"{glob.escape(job[:MOST_NAME])}@*.json"))
 
 
 @contextlib.contextmanager
@@ -144,6 +168,11 @@ def find(job: str | Path | None = None) -> Entry:
     matching = exact or [entry for entry in running if entry.id.startswith(text)]
     if len(matching) == 1:
         return matching[0]
+    if len({entry.id for entry in matching}) == 1:
+        folders = ", ".join(entry.run_dir for entry in matching)
+        raise NotFound(
+            f"{len(matching)} jobs {matching[0].id!r} run on this machine: name a run's folder, of {folders}"
+        )
     if matching:
         names = ", ".join(entry.id for entry in matching)
         raise NotFound(f"job {text!r} could be any of {names}: give more letters of its id")

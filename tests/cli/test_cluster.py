@@ -544,12 +544,37 @@ def test_a_start_of_a_clusters_job_is_not_changed_behind_its_back(cluster: Servi
     (folder / "spec.json").write_text("{}")
     with running_job(cluster.work, "cnn-7.1"), running_job(cluster.work, "cnn-77.1"):
         entry = registry.find("cnn-7.1")
+        registry.remove("cnn-7.1")
         registry.write(msgspec.structs.replace(entry, run_dir=str(folder / "cnn-7.1")))
         assert json.loads(melodeon("ps", "-o", "json", "--local")[1])["jobs"][0]["id"] == "cnn-77.1"
         for command in ("stop", "migrate", "profile"):
             code, _, err = melodeon(command, "cnn-7")
             assert (code, "job cnn-7 is the cluster's, which would undo this" in err) == (2, True), err
         assert melodeon("top", "--once", "cnn-7")[0] == 0
+
+
+def test_of_two_clusters_with_jobs_of_one_id_the_one_that_is_asked_is_meant(
+    cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for state in (cluster.state, cluster.work / "other"):
+        folder = state / "jobs" / "cnn-7" / "cnn-7.1"
+        folder.mkdir(parents=True)
+        (folder.parent / "spec.json").write_text("{}")
+    with running_job(cluster.work, "cnn-7.1") as agent:
+        entry = registry.find("cnn-7.1")
+        registry.remove("cnn-7.1")
+        ours = msgspec.structs.replace(entry, run_dir=str(cluster.state / "jobs/cnn-7/cnn-7.1"))
+        theirs = msgspec.structs.replace(
+            entry, run_dir=str(cluster.work / "other/jobs/cnn-7/cnn-7.1"), agents=("nobody.sock",), created="9999"
+        )
+        registry.write(ours)
+        registry.write(theirs)
+        agent.status = {**agent.status, "step": 4321}
+        assert "4,321" in melodeon("top", "--once", "cnn-7")[1]
+        monkeypatch.setenv("MELODEON_STATE", "nowhere")
+        code, _, err = melodeon("top", "--once", "cnn-7")
+        assert (code, "name one by MELODEON_STATE, or the run's folder" in err) == (2, True), err
+        assert melodeon("top", "--once", ours.run_dir)[0] == 0
 
 
 # --- shells, speed ---

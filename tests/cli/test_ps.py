@@ -69,6 +69,7 @@ def test_jobs_of_a_cluster_that_nobody_serves_are_named(place: Path, melodeon: M
     (folder / "spec.json").write_text("{}")
     with job(place, "cnn-7.1"):
         entry = registry.find("cnn-7.1")
+        registry.remove("cnn-7.1")
         registry.write(msgspec.structs.replace(entry, run_dir=str(folder / "cnn-7.1")))
         code, out, _ = melodeon("ps")
         assert (code, max(map(len, out.splitlines())) <= 80) == (0, True)

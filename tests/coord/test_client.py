@@ -153,6 +153,27 @@ def test_an_id_has_one_job_at_a_time_and_only_its_own_entry_is_removed() -> None
     assert [e.run_dir for e in registry.entries()] == ["/other/mine"]
 
 
+def test_jobs_of_one_id_in_two_folders_are_told_apart() -> None:
+    """As two clusters of one user have them."""
+    one, two = entry("cnn-1.1", run_dir="/one/cnn-1.1"), entry("cnn-1.1", run_dir="/two/cnn-1.1", created="2026-01-02")
+    registry.write(one)
+    registry.write(two)
+    assert registry.entries() == [one, two]
+    assert registry.find("/one/cnn-1.1") == one
+    with pytest.raises(NotFound, match=r"2 jobs 'cnn-1\.1' run .*: name a run's folder, of /one/.*, /two/"):
+        registry.find("cnn-1")
+    registry.remove("cnn-1.1", Path("/one/cnn-1.1"))
+    assert registry.entries() == [two]
+
+
+def test_an_id_of_any_length_has_an_entry() -> None:
+    long, longer = "a" * 250, "a" * 251
+    registry.write(entry(long), alone=True)
+    registry.write(entry(longer), alone=True)
+    registry.remove(long)
+    assert [e.id for e in registry.entries()] == [longer]
+
+
 def test_of_many_that_want_an_id_at_once_one_gets_it() -> None:
     refused: list[str] = []
 
@@ -190,7 +211,7 @@ def test_a_number_that_was_given_again_is_nobody() -> None:
 def test_the_registry_is_for_its_owner_only() -> None:
     registry.write(entry("mine"))
     folder = registry.folder()
-    assert stat.S_IMODE((folder / "mine.json").stat().st_mode) == 0o600
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.glob("mine*.json")] == [0o600]
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     folder.parent.chmod(0o777)
     with pytest.raises(MelodeonError, match="only you can open"):
