@@ -39,10 +39,14 @@ def there(patience_s: float | None = None) -> "Cluster | None":
     """The cluster, where one is named or runs; looks without loading the client."""
     from melodeon.control import address
 
-    named = os.environ.get(URL) or os.environ.get(STATE)
-    if not named and address.find(None) is None:
+    if not is_named() and address.find(None) is None:
         return None
     return connect(patience_s)
+
+
+def is_named() -> bool:
+    """Whether a service is named, and not only looked for."""
+    return bool(os.environ.get(URL) or os.environ.get(STATE))
 
 
 def complete_cluster(incomplete: str) -> list[str]:

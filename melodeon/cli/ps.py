@@ -13,7 +13,7 @@ from melodeon.cli.cluster import Local
 from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, read_json, runs_in, wants_json
 from melodeon.cli.output import fitted, print_json, print_wrapped
 from melodeon.coord.marks import started
-from melodeon.core.errors import Cancelled, MelodeonError
+from melodeon.core.errors import Cancelled, MelodeonError, Unreachable
 from melodeon.viz.timeline import mappings, whole
 from melodeon.viz.words import duration, number, plain
 
@@ -37,7 +37,17 @@ def ps(
 ) -> None:
     """List the cluster's jobs, and those that run on this machine."""
     as_json = wants_json(output)
-    found = None if local else ps_cluster.ask(all_jobs=all_runs)
+    found, missing = None, None
+    try:
+        found = None if local else ps_cluster.ask(all_jobs=all_runs)
+    except Unreachable as error:
+        missing = Unreachable(f"{error}; --local leaves the cluster out")
+    _list(found, runs_root, all_runs=all_runs, local=local, as_json=as_json)
+    if missing is not None:  # what is on this machine was told all the same
+        raise missing
+
+
+def _list(found: "ps_cluster.Found | None", runs_root: str, *, all_runs: bool, local: bool, as_json: bool) -> None:
     rows = running_jobs()
     if all_runs:
         listed = {row["run_dir"] for row in rows}

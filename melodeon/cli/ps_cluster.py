@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from melodeon.cli.cluster import there
+from melodeon.cli.cluster import is_named, there
 from melodeon.cli.job import clusters_job, from_here
 from melodeon.cli.output import fitted, print_wrapped
 from melodeon.core.errors import Unreachable
@@ -54,7 +54,7 @@ class Found:
 
 
 def ask(*, all_jobs: bool) -> Found | None:
-    """The cluster's jobs; None where there is no cluster, and where it does not answer, which is told."""
+    """The cluster's jobs; None where there is no cluster, and where one that nobody named does not answer: a note."""
     cluster = there()
     if cluster is None:
         return None
@@ -70,6 +70,8 @@ def ask(*, all_jobs: bool) -> Found | None:
                 found = [job for phase in phases for job in cluster.jobs(phase=phase)]
                 jobs = tuple(sorted({job.id: job for job in found}.values(), key=lambda job: job.submitted_at))
     except Unreachable as error:
+        if is_named():
+            raise
         print(f"note: {error}", file=sys.stderr)
         return None
     return Found(overview=view, jobs=jobs, all_jobs=all_jobs)

@@ -13,7 +13,7 @@ from melodeon.cli.output import columns
 from melodeon.cli.policy import complete_policy
 from melodeon.cli.times import away
 from melodeon.core.errors import UsageError
-from melodeon.core.text import plain
+from melodeon.core.text import counted, plain
 from melodeon.viz.words import duration
 
 if TYPE_CHECKING:
@@ -61,10 +61,14 @@ def _tell(found: "WhatIf", now: float) -> None:
     say("policy", found.policy)
     say("deadlines", f"{found.deadlines_met} of {found.deadlines} met, {found.rejected} rejected")
     mean = "" if found.mean_jct_s is None else f"; {duration(found.mean_jct_s)} a job on average"
-    say("all done", f"in {duration(found.makespan_s)}{mean}")
+    if found.makespan_s is None:
+        stuck = sum(job.admitted and job.finish_at is None for job in found.jobs)
+        say("all done", f"never: {counted(stuck, 'job')} would get no devices; see `melodeon nodes`")
+    else:
+        say("all done", f"in {duration(found.makespan_s)}{mean}")
 
 
 def _cells(job: "WhatIfJob", now: float) -> Sequence[str]:
-    finish = away(job.finish_at, now) if job.admitted else "rejected"
+    finish = "rejected" if not job.admitted else "never" if job.finish_at is None else away(job.finish_at, now)
     in_time = "-" if job.in_time is None else "yes" if job.in_time else "no"
     return plain(job.id), finish, away(job.deadline_at, now), in_time, plain(job.why)

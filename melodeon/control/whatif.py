@@ -83,10 +83,11 @@ def answer(found: SimResult, policy: str, origin: float, deadlines: Mapping[str,
                 in_time=in_time,
             )
         )
+    is_endless = any(outcome.admitted and outcome.finished_s is None for outcome in found.outcomes)
     return WhatIf(
         policy=policy,
         jobs=tuple(jobs),
-        makespan_s=max(0.0, last - found.start_s),
+        makespan_s=None if is_endless else max(0.0, last - found.start_s),
         mean_jct_s=sum(lengths) / len(lengths) if lengths else None,
         deadlines_met=met,
         deadlines=promised,

@@ -23,7 +23,6 @@ import msgspec
 from melodeon.coord.marks import started
 from melodeon.core.errors import MelodeonError, NotFound, UsageError
 
-
 MOST_NAME = 150
 """Characters of an id in the name of its file."""
 

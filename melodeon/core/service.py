@@ -251,7 +251,8 @@ class WhatIf:
 
     policy: str
     jobs: tuple[WhatIfJob, ...]
-    makespan_s: float
+    makespan_s: float | None
+    """Until all that were admitted are done; null: some never would be, as on a cluster whose nodes are all drained."""
     mean_jct_s: float | None
     deadlines_met: int
     deadlines: int

@@ -313,17 +313,29 @@ def test_ps_lists_the_cluster_and_then_this_machine(cluster: Serving, melodeon: 
     assert everything["overview"]["devices_used"] == 4
 
 
-def test_a_service_that_is_gone_is_a_note_in_ps_and_an_error_elsewhere(
+def test_a_service_that_was_only_looked_for_and_is_silent_is_a_note_in_ps(
+    cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("melodeon.cli.cluster.PATIENCE_S", 0.1)
+    address.publish(address.here("http://127.0.0.1:9", cluster.state))
+    code, out, err = melodeon("ps")
+    assert (code, out.startswith("no job runs on this machine")) == (0, True)
+    assert err.startswith("note: the service at")
+    address.publish(address.here(cluster.url, cluster.state))
+
+
+def test_a_service_that_was_named_and_is_gone_is_an_error(
     cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MELODEON_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("melodeon.cli.cluster.PATIENCE_S", 0.1)
-    code, out, err = melodeon("ps")
-    assert (code, out.startswith("no job runs on this machine"), err.startswith("note: the service at")) == (
-        0,
-        True,
-        True,
-    )
+    with running_job(cluster.work, "20261115-132710-1fc0"):
+        for output in ("table", "json"):
+            code, out, err = melodeon("ps", "-o", output)
+            assert (code, "20261115-132710-1fc0" in out) == (5, True), "what is on this machine is told"
+            assert err.startswith("error: the service at"), err
+            assert err.endswith("; --local leaves the cluster out\n"), err
+        assert melodeon("ps", "--local")[0] == 0
     code, _, err = melodeon("logs", "cnn-1")
     assert (code, err.endswith("; --local leaves the cluster out\n")) == (5, True)
     assert melodeon("nodes")[0] == 5
@@ -474,6 +486,16 @@ def test_policy_and_what_if(cluster: Serving, melodeon: Melodeon) -> None:
     assert json.loads(melodeon("policy", "-o", "json")[1])["policy"] == "fifo"
     code, _, err = melodeon("policy", "fofi")
     assert (code, "fifo" in err) == (2, True)
+
+
+def test_jobs_that_no_device_is_left_for_are_never_done(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml")
+    for node in ("node000", "node001"):
+        assert melodeon("nodes", node, "--drain")[0] == 0
+    code, out, _ = melodeon("whatif")
+    assert (code, narrow(out), out.splitlines()[1].split()[:2]) == (0, True, ["cnn-1", "never"])
+    assert "all done   never: 1 job would get no devices; see `melodeon nodes`\n" in out
+    assert json.loads(melodeon("whatif", "-o", "json")[1])["makespan_s"] is None
 
 
 # --- changing ---

@@ -24,8 +24,8 @@ def test_a_state_folder_without_a_service_is_said(
 ) -> None:
     monkeypatch.setenv("MELODEON_STATE", str(place / "elsewhere"))
     code, out, err = melodeon("ps")
-    assert (code, out.startswith("no job runs on this machine")) == (0, True)
-    assert err.startswith(f"note: no cluster is served in '{place}/elsewhere': start one by `melodeon serve`")
+    assert (code, out.startswith("no job runs on this machine")) == (5, True)
+    assert err.startswith(f"error: no cluster is served in '{place}/elsewhere': start one by `melodeon serve`")
 
 
 def test_running_jobs_with_what_they_say_of_themselves(place: Path, melodeon: Melodeon) -> None:

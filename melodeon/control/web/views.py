@@ -173,5 +173,5 @@ def figures(now: WhatIf, then: WhatIf) -> list[Figure]:
         both("Deadlines met", lambda w: f"{w.deadlines_met} of {w.deadlines}"),
         both("Turned away", lambda w: str(w.rejected)),
         both("Mean time from submission to end", lambda w: "–" if w.mean_jct_s is None else length(w.mean_jct_s)),  # noqa: RUF001
-        both("All done after", lambda w: length(w.makespan_s)),
+        both("All done after", lambda w: "never" if w.makespan_s is None else length(w.makespan_s)),
     ]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from melodeon.control.web import views, words
@@ -92,6 +94,7 @@ def test_worlds_are_compared_job_by_job() -> None:
         ("would be turned away", "bad"),
     ]
     assert views.figures(now, then)[0] == views.Figure(name="Policy", now="edf", then="fifo")
+    assert views.figures(now, replace(then, makespan_s=None))[-1].then == "never"
 
 
 def test_charts_have_equal_columns_and_end_now() -> None:
