@@ -24,7 +24,7 @@ from melodeon.control.answers import Composer
 from melodeon.control.events import Entry, Launched, Planned, PolicySet, Started
 from melodeon.control.forecast import Played, Standing
 from melodeon.control.hands import Hands, Report, Trouble
-from melodeon.control.rounds import World, accepted_of
+from melodeon.control.rounds import World, accepted_of, under
 from melodeon.control.sight import Sight
 from melodeon.control.specs import SpecBook
 from melodeon.control.store import Sample, Store
@@ -222,8 +222,8 @@ class Engine:
         wishes, self._wishes = _this_turn(self._wishes)
         if self._wishes:
             self._stirred.set()
-        world = replace(self.world, rules=self._rules())
-        turn = Turn(self.state, self.clock.tick(), world, self.memory)
+        world, memory = under(self._rules(), self.world, self.state, self.memory, self.clock.now())
+        turn = Turn(self.state, self.clock.tick(), world, memory)
         for report in reports:
             self._take(turn, report)
         self._samples += self.sight.samples(iter(reports), turn.state, turn.now)

@@ -181,7 +181,8 @@ def run_round(
         gone = {fact.job for fact in refused}
         jobs = {name: job for name, job in view.jobs.items() if name not in gone}
         view = ClusterView(view.now_s, view.cluster, jobs, view.slot_s, view.overheads)
-    found = tick(view, policy_of(state, world), memory, world.rules)
+    rules = replace(world.rules, known=frozenset(map(JobId, rejudge)))
+    found = tick(view, policy_of(state, world), memory, rules)
     facts: list[AnyFact] = [*refused, *_verdicts(state, world, found, origin, now), *_changes(view, found)]
     wake = None if found.wake_at is None else found.wake_at + origin
     return Found(tuple(facts), found.state, wake)
@@ -247,6 +248,13 @@ def _changes(view: ClusterView, found: Round) -> list[Planned]:
                     )
                 )
     return facts
+
+
+def under(rules: Rules, world: World, state: State, memory: TickState, now: float) -> tuple[World, TickState]:
+    """The world under rules that may be new: with the first quotas, all that was accepted before them counts."""
+    if rules.quotas is not None and world.rules.quotas is None:
+        memory = TickState(memory.policy, accepted_of(state, now))
+    return replace(world, rules=rules), memory
 
 
 def accepted_of(state: State, now: float) -> Accepted:

@@ -200,7 +200,7 @@ class Job:
         """Store the state every so many steps, and go on from the newest good one when the script starts again."""
         if self.course.prepared:
             raise UsageError("job.checkpoint was called after the training loop began: call it before job.epochs(...)")
-        if not isinstance(folder, str | PathLike) or "\0" in str(folder):
+        if not isinstance(folder, str | PathLike) or not str(folder) or "\0" in str(folder):
             raise UsageError(f"job.checkpoint({folder!r}, ...) names no folder: give a path, such as 'checkpoints'")
         launch = self.course.launch
         every = every if launch.checkpoint_every is None else launch.checkpoint_every

@@ -31,6 +31,8 @@ class Rules:
     quotas: Quotas | None = None
     slowest: float = 0.0
     """Nodes slower than this share of full speed are not used."""
+    known: frozenset[JobId] = frozenset()
+    """Jobs that were accepted before and are only judged again: quotas have counted them."""
 
 
 class TickState(msgspec.Struct, frozen=True):
@@ -81,7 +83,8 @@ def _admit(
     judge = cast(Admission, policy).admit if hasattr(policy, "admit") else None
     verdicts: list[Verdict] = []
     for job in newcomers:
-        why = rules.quotas.refuse(job, view.now_s, jobs, accepted) if rules.quotas else None
+        quotas = rules.quotas if job.spec.id not in rules.known else None
+        why = quotas.refuse(job, view.now_s, jobs, accepted) if quotas else None
         if why is not None:
             verdict = Verdict(job.spec.id, admitted=False, why=why)
         elif judge is not None:
@@ -91,7 +94,7 @@ def _admit(
         verdicts.append(verdict)
         if verdict.admitted:
             jobs[job.spec.id] = replace(job, admitted_s=view.now_s)
-            accepted = note(accepted, job.spec.user, view.now_s) if rules.quotas else accepted
+            accepted = note(accepted, job.spec.user, view.now_s) if quotas else accepted
         else:
             del jobs[job.spec.id]
     return verdicts, TickState(memory, accepted)

@@ -8,8 +8,8 @@ import pytest
 
 from melodeon.backends.fleet_values import Ended
 from melodeon.core.errors import MelodeonError, NotFound, UsageError
-from melodeon.sched.quota import Quota, Quotas
-from melodeon.sched.tick import Rules
+from melodeon.sched.quota import DAY_S, Quota, Quotas
+from melodeon.sched.tick import NO_RULES, Rules
 from tests.control.stage import CURVE, Stage, spec
 
 
@@ -340,6 +340,36 @@ def test_quotas_hold_for_measured_jobs_too(tmp_path: Path) -> None:
         assert "may have 1" in unknown.text
         other = await stage.ask(stage.controller.submit(spec(curve=CURVE, deadline="10h"), user="bob"))
         assert other.admitted
+
+    play(tmp_path, act, rules=lambda: rules)
+
+
+def test_a_days_quota_counts_what_was_accepted_before_there_were_quotas(tmp_path: Path) -> None:
+    rules = [NO_RULES]
+
+    async def act(stage: Stage) -> None:
+        submit = stage.controller.submit
+        assert (await stage.ask(submit(spec(curve=CURVE), user="ada"))).admitted
+        rules[0] = Rules(quotas=Quotas(default=Quota(jobs_per_day=1)))
+        second = await stage.ask(submit(spec(curve=CURVE), user="ada"))
+        assert (second.admitted, "had 1 job accepted in the last day and may have 1" in second.text) == (False, True)
+        await stage.after(DAY_S + 60)
+        assert (await stage.ask(submit(spec(curve=CURVE), user="ada"))).admitted
+
+    play(tmp_path, act, rules=lambda: rules[0])
+
+
+def test_a_change_of_a_job_is_no_other_job_to_a_quota(tmp_path: Path) -> None:
+    rules = Rules(quotas=Quotas(default=Quota(jobs_per_day=2, active_jobs=2)))
+
+    async def act(stage: Stage) -> None:
+        submit, edit = stage.controller.submit, stage.controller.edit
+        job = (await stage.ask(submit(spec(steps=100_000, curve=CURVE), user="ada"))).job
+        for priority in (2.0, 3.0, 4.0):
+            changed = await stage.ask(edit(job.id, {"priority": priority}, user="ada"))
+            assert changed.admitted, changed.text
+        assert (await stage.ask(submit(spec(steps=100_000, curve=CURVE), user="ada"))).admitted
+        assert not (await stage.ask(submit(spec(steps=100_000, curve=CURVE), user="ada"))).admitted
 
     play(tmp_path, act, rules=lambda: rules)
 

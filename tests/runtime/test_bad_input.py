@@ -309,7 +309,7 @@ def test_checkpoint(join: Join, tmp_path: Path) -> None:
             job.checkpoint(str(tmp_path), every=every)
     with pytest.raises(UsageError, match="keep=0"):
         job.checkpoint(str(tmp_path), every=1, keep=0)
-    for folder in (None, 3, "a\0b"):
+    for folder in (None, 3, "", "a\0b"):
         with pytest.raises(UsageError, match="names no folder: give a path, such as 'checkpoints'"):
             job.checkpoint(folder, every=1)  # type: ignore[arg-type]
     job.checkpoint(str(tmp_path), every=1)
