@@ -226,7 +226,7 @@ class Engine:
         turn = Turn(self.state, self.clock.tick(), world, memory)
         for report in reports:
             self._take(turn, report)
-        self._samples += self.sight.samples(iter(reports), turn.state, turn.now)
+        self._samples += self.sight.samples(iter(reports), turn.before, turn.now)
         composer = Composer(turn, wishes, self.sight.seen, self.jobs_dir)
         try:
             await self._decide(turn, composer)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from melodeon.control.events import AnyFact, Ended, Entry, Moved, Paused, Planned, Sized
 from melodeon.control.infos import series
 from melodeon.control.sight import Sight
+from melodeon.core.service import Phase
 from tests.control.stage import Stage
 
 AT = 1000.0
@@ -62,5 +63,16 @@ def test_a_start_that_does_not_know_the_newest_file_says_no_length(tmp_path: Pat
             told = [entry.fact.total_steps for entry in log if isinstance(entry.fact, Sized)]
             assert set(told) <= {90_000}, "of the old start it would be 100,000"
             assert stage.controller.job(job.id).total_steps == 90_000
+
+    asyncio.run(act())
+
+
+def test_the_end_of_a_job_is_in_its_charts(tmp_path: Path) -> None:
+    async def act() -> None:
+        async with Stage(tmp_path) as stage:
+            job = await stage.submit(steps=600)
+            await stage.after(10)
+            assert stage.controller.job(job.id).phase is Phase.DONE
+            assert stage.controller.series(job.id).columns["step"][-1] == 600
 
     asyncio.run(act())

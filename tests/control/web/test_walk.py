@@ -130,6 +130,43 @@ def test_the_chart_is_zoomed_and_moved(service: Showing, walker: Browser) -> Non
     walker.until("document.querySelector('#actions .actions') === null")
 
 
+RECORD = """
+const context = CanvasRenderingContext2D.prototype, { fillText } = context;
+context.fillText = function (text, x, y) {
+  (this.canvas.drawn ??= []).push([text, x, y]);
+  fillText.call(this, text, x, y);
+};
+"""
+"""Keeps what is written on every canvas, and where."""
+
+
+def labels(browser: Browser, chart: str) -> list[str]:
+    """What stands below a chart, each place once however often it was drawn."""
+    drawn = browser.until(f"document.querySelector('#chart-{chart} canvas')?.drawn")
+    lowest = max(y for _, _, y in drawn)
+    return [text for text, _ in {(text, x) for text, x, y in drawn if y == lowest and text}]
+
+
+@pytest.mark.parametrize("width", [400, 1280, 3000])
+def test_no_label_stands_twice_below_a_chart(service: Showing, walker: Browser, width: int) -> None:
+    job = service.submit("brief", 20)
+    service.until(lambda: service.controller.job(job).phase == "done")
+    script = walker.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": RECORD})
+    try:
+        walker.width(width)
+        walker.open(f"{service.url}/jobs/{job}")
+        for chart in ("metrics", "burn", "workers", "pauses"):
+            found = labels(walker, chart)
+            assert found, chart
+            assert len(found) == len(set(found)), (chart, found)
+        assert all(":" in text for text in labels(walker, "pauses")), (
+            "a pause alone is shown by the clock, not by years"
+        )
+    finally:
+        walker.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+        walker.width(1280)
+
+
 def test_hostile_output_is_text(service: Showing, walker: Browser) -> None:
     job = service.submit("hostile", 300, run=["train.py", HOSTILE])
     walker.open(f"{service.url}/jobs/{job}")
