@@ -22,7 +22,7 @@ from melodeon.backends.fleet_values import LaunchOrder
 from melodeon.backends.local import Event
 from melodeon.backends.machine import require_torch
 from melodeon.backends.outcome import Outcome
-from melodeon.backends.runs import write_record
+from melodeon.backends.runs import size_of, write_record
 from melodeon.coord import limits, registry
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig
@@ -74,7 +74,11 @@ def run(order: LaunchOrder, user: struct_passwd | None = None) -> int:
     finally:
         record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": _reason(order, outcome)}
         record |= {"seconds": round(time.monotonic() - begun, 3)}
-        record |= {"steps": last.get("step"), "digest": last.get("digest")}
+        record |= {
+            "steps": last.get("step"),
+            "digest": last.get("digest"),
+            "last_workers": size_of(last.get("workers")),
+        }
         write_record(run_dir, record)
     return outcome.exit_code
 
@@ -118,6 +122,8 @@ def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last:
 
     def listen(event: Event) -> None:
         last.update({key: event[key] for key in ("step", "digest") if key in event})
+        if event.get("kind") == "view":
+            last["workers"] = event.get("workers")
         if event.get("kind") == "joined":
             record.update({key: event[key] for key in ("virtual_workers", "order") if key in event})
 

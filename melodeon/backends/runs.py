@@ -93,6 +93,7 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
         seconds = time.monotonic() - started
         record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": outcome.reason}
         record |= {"seconds": round(seconds, 3), "steps": last.get("step"), "digest": last.get("digest")}
+        record |= {"last_workers": launch.num_workers if request.elastic is None else size_of(last.get("workers"))}
         write_record(run_dir, record)
     return _report(run_dir, outcome, seconds, last)
 
@@ -168,6 +169,11 @@ def write_record(run_dir: Path, record: Mapping[str, object]) -> None:
     temporary = run_dir / f".run.json.{os.getpid()}"
     temporary.write_text(json.dumps(record, indent=2) + "\n")
     temporary.replace(run_dir / "run.json")
+
+
+def size_of(workers: object) -> int | None:
+    """How many workers a view's event names; None: there was no view."""
+    return len(workers) if isinstance(workers, list) else None
 
 
 def _report(run_dir: Path, outcome: Outcome, seconds: float, last: Event) -> Report:

@@ -115,6 +115,7 @@ def _kept(run: Path) -> dict[str, object]:
     # A launcher that was killed could not write down how its run ended.
     if row["status"] == "running" and pid is not None and not _is_alive(pid, record.get("pid_started")):
         row["status"] = "lost"
+        row["workers"] = None if record.get("elastic") else row["workers"]  # it may have been resized
     elif record.get("exit_code") == Cancelled.exit_code:
         row["status"] = "stopped"
     return row
@@ -125,7 +126,7 @@ def _row(job: str, run_dir: str, record: Mapping[str, object], created: str) -> 
         "id": job,
         "script": record.get("script"),
         "step": record.get("steps"),
-        "workers": record.get("num_workers"),
+        "workers": record.get("last_workers", record.get("num_workers")),
         "status": record.get("status") or "unknown",
         "created": created,
         "restarts_left": None,

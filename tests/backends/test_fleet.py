@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -145,6 +146,10 @@ def test_workers_are_added_and_leave(tmp_path: Path) -> None:
             await watcher.until(lambda seen: seen.views == 3 and seen.slots == {"node000": (0, 1)})
             before = watcher.newest["job-1", 1].step
             await watcher.until(lambda seen: seen.step > before)
+            await watcher.fleet.stop("job-1", 1)
+            await watcher.until(lambda seen: seen.ended is not None)
+            record = json.loads((tmp_path / "job-1" / "job-1.1" / "run.json").read_text())
+            assert (record["num_workers"], record["last_workers"]) == (1, 2)
 
     asyncio.run(scenario())
 

@@ -41,6 +41,7 @@ def test_a_run_is_recorded_from_start_to_end(script: str, tmp_path: Path) -> Non
     expected = {"id": "first", "num_workers": 2, "assignment": "3,1", "status": "done", "exit_code": 0, "steps": 6}
     assert record.items() >= expected.items()
     assert (record["args"], record["virtual_workers"], record["determinism"]) == (["0"], 4, "D1")
+    assert record["last_workers"] == 2
 
 
 def test_a_failed_run_is_recorded_as_failed(script: str, tmp_path: Path) -> None:

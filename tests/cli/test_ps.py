@@ -88,24 +88,25 @@ def test_all_lists_ended_runs_once_and_first(place: Path, melodeon: Melodeon) ->
     ended = place / ".melodeon/runs/old"
     ended.mkdir(parents=True)
     ended_facts = {"id": "old", "created": "2020-01-01T00:00:00+00:00", "status": "done", "steps": 20, "num_workers": 3}
-    (ended / "run.json").write_text(json.dumps(ended_facts))
+    (ended / "run.json").write_text(json.dumps({**ended_facts, "last_workers": 5}))
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     lost = place / ".melodeon/runs/older"
     lost.mkdir()
-    (lost / "run.json").write_text(json.dumps({"created": "2019", "status": "running", "pid": gone.pid}))
+    begun = {"created": "2019", "status": "running", "pid": gone.pid, "elastic": True, "num_workers": 4}
+    (lost / "run.json").write_text(json.dumps(begun))
     reused = place / ".melodeon/runs/oldest"
     reused.mkdir()
     again = {"created": "2018", "status": "running", "pid": os.getpid(), "pid_started": 1}  # now it is another process
     (reused / "run.json").write_text(json.dumps(again))
     with job(place, "new"):
         rows = json.loads(melodeon("ps", "-a", "-o", "json")[1])["jobs"]
-    found = [(row["id"], row["status"], row["step"]) for row in rows]
+    found = [(row["id"], row["status"], row["step"], row["workers"]) for row in rows]
     assert found == [
-        ("oldest", "lost", None),
-        ("older", "lost", None),
-        ("old", "done", 20),
-        ("new", "training", 1234),
+        ("oldest", "lost", None, None),
+        ("older", "lost", None, None),
+        ("old", "done", 20, 5),
+        ("new", "training", 1234, 2),
     ]
 
 
