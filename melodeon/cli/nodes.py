@@ -57,7 +57,11 @@ def nodes(
     used, have = sum(map(_used, listed)), sum(one.num_devices for one in listed)
     print(f"\n{used} of {counted(have, 'device')} in use")
     holder = next((job for one in listed for job in one.jobs if job is not None), None)
-    print(f"next: melodeon {'submit FILE' if holder is None else f'show {plain(holder)}'}")
+    away = next((one.id for one in listed if not one.up or one.drained), None)
+    if holder is not None:
+        print(f"next: melodeon show {plain(holder)}")
+    else:
+        print("next: melodeon submit FILE" if away is None else f"next: melodeon nodes {plain(away)} --use")
 
 
 def _used(node: "NodeInfo") -> int:

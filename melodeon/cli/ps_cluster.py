@@ -44,7 +44,10 @@ class Found:
             print("\n".join(fitted(COLUMNS, rows, numbers=NUMBERS, leave_out=GIVE_WAY)))
             print()
         view = self.overview
-        used = f"{view.devices_used} of {counted(view.devices_up, 'device')} in use, policy {view.policy}"
+        used = f"{view.devices_used} of {counted(view.num_devices, 'device')} in use"
+        if away := view.num_devices - view.devices_up:
+            used += f", {away} drained or down"
+        used += f", policy {view.policy}"
         if self.jobs:
             print(f"{used}\nnext: melodeon show {plain(self.jobs[-1].id)}")
         else:

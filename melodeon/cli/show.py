@@ -99,4 +99,6 @@ def _next(info: "JobInfo") -> str:
         return f"melodeon logs -f {info.id}"
     if info.phase.value in ("waiting", "cancelling"):
         return f"melodeon wait {info.id}"
-    return submit_again(info) if info.phase.value == "rejected" else f"melodeon logs {info.id}"
+    if info.phase.value == "rejected":
+        return submit_again(info)
+    return f"melodeon logs {info.id}" if info.incarnation else "melodeon ps"  # one that never began has no output

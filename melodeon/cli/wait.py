@@ -104,6 +104,8 @@ def tell_end(info: "JobInfo", retry: "Callable[[JobInfo], str]") -> None:
     steps = f", {number(info.step)} steps" if info.step else ""
     why = f": {info.why}" if info.why and info.phase.value != "done" else ""
     say(info.phase.value, f"{info.id} after {took}{steps}{why}")
+    for text in info.warnings:
+        say("warning", text)
     if info.digest:
         say("digest", info.digest)
     if info.run_dir:

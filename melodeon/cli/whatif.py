@@ -59,12 +59,15 @@ def _tell(found: "WhatIf", now: float) -> None:
     print("\n".join(columns(rows, gives_way=WHY, numbers=())))
     print()
     say("policy", found.policy)
+    for job in found.jobs:
+        if not job.admitted:
+            say("rejected", f"{job.id}: {job.why}")
     say("deadlines", f"{found.deadlines_met} of {found.deadlines} met, {found.rejected} rejected")
     mean = "" if found.mean_jct_s is None else f"; {duration(found.mean_jct_s)} a job on average"
     if found.makespan_s is None:
         stuck = sum(job.admitted and job.finish_at is None for job in found.jobs)
         say("all done", f"never: {counted(stuck, 'job')} would get no devices; see `melodeon nodes`")
-    else:
+    elif any(job.admitted for job in found.jobs):
         say("all done", f"in {duration(found.makespan_s)}{mean}")
 
 

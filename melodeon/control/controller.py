@@ -177,7 +177,9 @@ class Controller:
         if exact is not None:
             return self._info(exact)
         known = sorted(chain(state.past.values(), state.live.values()), key=lambda job: job.number)
-        if prefix == "last" and known:
+        if prefix == "last":
+            if not known:
+                raise NotFound("no job was submitted here so far: submit one by `melodeon submit FILE`")
             return self._info(known[-1])
         fitting = [job for job in known if prefix and job.id.startswith(prefix)]
         if len(fitting) == 1:

@@ -219,7 +219,8 @@ def _launched(job: Job, at: float, fact: Launched) -> Job:
 def _training(job: Job, fact: Training) -> Job:
     if fact.incarnation != job.incarnation or not job.alive:
         return job
-    job = replace(job, training=True, step=max(job.step, fact.step))
+    # What an incarnation did after its last checkpoint is lost with it: this one says from where it goes on.
+    job = replace(job, training=True, step=fact.step)
     return moved(job, Phase.RUNNING) if job.phase is Phase.STARTING else job
 
 

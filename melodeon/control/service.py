@@ -255,7 +255,7 @@ def _listen(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
     except (OSError, OverflowError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise UsageError(
             f"port {port} of {host!r} cannot be opened ({why}): choose another --port (0: any), or --host"
         ) from error

@@ -81,7 +81,7 @@ def story_of(entries: Iterable[Entry], now: float, reached: int = 0) -> tuple[Se
             before, job = job, step(job, at, fact)
             if isinstance(fact, events.Planned):
                 if fact.counts and waiting_since is not None and at - waiting_since >= 1.0:
-                    found.append(Sentence(at=waiting_since, text=f"waited {length(at - waiting_since)}"))
+                    found.append(Sentence(at=at, text=f"waited {length(at - waiting_since)}"))
                 waiting_since = None if fact.counts else at
                 found.append(Sentence(at=at, text=_changed(before, fact)))
                 last = None

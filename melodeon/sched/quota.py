@@ -28,7 +28,7 @@ class Quota:
             limit = getattr(self, name)
             if limit is not None and limit < 0:
                 raise UsageError(
-                    f"quota {name}={limit} must not be negative: use 0 to shut a user out, None for no limit"
+                    f"quota {name}={limit} must not be negative: use 0 to shut a user out, or leave it out"
                 )
 
 

@@ -287,6 +287,8 @@ def test_what_its_workers_warn_of_is_shown(cluster: Serving, melodeon: Melodeon)
     out = melodeon("show", "cnn-1")[1]
     assert f"warning    {text}\n" in out
     assert f"  warns: {text}\n" in out
+    melodeon("cancel", "cnn-1")
+    assert f"warning    {text}\n" in melodeon("wait", "cnn-1")[1]
 
 
 def test_ps_lists_the_cluster_and_then_this_machine(cluster: Serving, melodeon: Melodeon) -> None:
@@ -496,6 +498,28 @@ def test_jobs_that_no_device_is_left_for_are_never_done(cluster: Serving, melode
     assert (code, narrow(out), out.splitlines()[1].split()[:2]) == (0, True, ["cnn-1", "never"])
     assert "all done   never: 1 job would get no devices; see `melodeon nodes`\n" in out
     assert json.loads(melodeon("whatif", "-o", "json")[1])["makespan_s"] is None
+    cluster.until(lambda: cluster.controller.job("cnn-1").phase == "waiting")
+    assert melodeon("ps")[1].splitlines()[-2] == "0 of 8 devices in use, 8 drained or down, policy elasticflow"
+    assert melodeon("nodes")[1].splitlines()[-1] == "next: melodeon nodes node000 --use"
+
+
+def test_a_job_that_would_be_rejected_is_told_in_full(cluster: Serving, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon("whatif", "work/job.yaml", "--deadline", "2s")
+    assert (code, narrow(out), "all done" in out) == (0, True, False)
+    assert re.search(r"^rejected   cnn-new: even alone at its best speed it needs [^…]*$", out, re.MULTILINE)
+
+
+def test_before_the_first_job_there_is_none_to_show(cluster: Serving, melodeon: Melodeon) -> None:
+    code, _, err = melodeon("show")
+    assert (code, err) == (4, "error: no job was submitted here so far: submit one by `melodeon submit FILE`\n")
+
+
+def test_a_job_that_never_began_leads_to_no_output(cluster: Serving, melodeon: Melodeon) -> None:
+    for node in ("node000", "node001"):
+        melodeon("nodes", node, "--drain")
+    melodeon("submit", "work/job.yaml")
+    assert melodeon("cancel", "cnn-1", "--wait")[0] == 0
+    assert melodeon("show", "cnn-1")[1].splitlines()[-1] == "next       melodeon ps"
 
 
 # --- changing ---

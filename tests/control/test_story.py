@@ -3,7 +3,9 @@
 from melodeon.control.events import (
     AnyFact,
     CurveMeasured,
+    Ended,
     Entry,
+    Judged,
     Launched,
     Paused,
     Planned,
@@ -52,6 +54,30 @@ def test_how_far_it_is_and_how_large_is_told_once() -> None:
     told = [part.text for part in story_of([Entry(seq, AT + seq, fact) for seq, fact in enumerate(facts)], AT + 9, 5)]
     assert told[1] == "has 9 steps in all, 3 an epoch, 4 virtual workers"
     assert told[-1] == "is running now, 5 of 9 steps done"
+
+
+def test_a_story_never_goes_back_and_what_is_lost_is_not_counted() -> None:
+    cpu = ((DeviceType("cpu"), 1),)
+    facts: list[AnyFact] = [
+        Submitted(job="a-1", number=1, user="ann", spec={"steps": 900}, deadline_at=None, signature="s", measure=False),
+        Judged(job="a-1", admitted=True, why=""),
+        Planned(job="a-1", counts=cpu, placement=(), slots={"n": (0,)}, why="it is free"),
+        Launched(job="a-1", incarnation=1, slots={"n": (0,)}),
+        Training(job="a-1", incarnation=1),
+        Planned(job="a-1", counts=(), placement=(), slots={}, why="the node is drained"),
+        Ended(job="a-1", incarnation=1, status="stopped", step=46),
+        Planned(job="a-1", counts=cpu, placement=(), slots={"n": (0,)}, why="it is free"),
+        Launched(job="a-1", incarnation=2, slots={"n": (0,)}),
+        Training(job="a-1", incarnation=2, step=46),
+        Ended(job="a-1", incarnation=2, status="lost", step=810),
+        Launched(job="a-1", incarnation=3, slots={"n": (0,)}),
+        Training(job="a-1", incarnation=3, step=46),
+    ]
+    told = story_of([Entry(seq, AT + seq, fact) for seq, fact in enumerate(facts)], AT + 99)
+    moments = [part.at for part in told if part.at is not None]
+    assert moments == sorted(moments)
+    assert "waited 2 s" in [part.text for part in told]
+    assert told[-1].text == "is running now, 46 of 900 steps done"
 
 
 def test_one_of_a_kind_is_no_plural() -> None:

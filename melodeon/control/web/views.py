@@ -55,12 +55,12 @@ def tiles(overview: Overview, used_share: float | None, window_s: float, deadlin
     waiting = sum(overview.jobs.get(phase, 0) for phase in WAITING)
     running = sum(n for phase, n in overview.jobs.items() if Phase(phase) not in OVER) - waiting
     risky = [deadline.job for deadline in deadlines if deadline.at_risk(overview.now)]
-    share = used / up if up else 0.0
+    share = min(1.0, used / up) if up else 0.0
     mean = "" if used_share is None else f"{used_share:.0%} over the last {length(window_s)}"
     return [
         Tile(
             label="Devices in use",
-            value=f"{used} of {up}",
+            value=f"{used} of {overview.num_devices}",
             note=f"{counted(away, 'device')} down or drained" if away else "all are up",
             tone="warn" if away else "",
         ),

@@ -50,7 +50,7 @@ def test_tiles_count_what_is_away_and_at_risk() -> None:
         views.Deadline(job="c-3", deadline_at=NOW - 1, planned_at=None),
     ]
     found = {tile.label: tile for tile in views.tiles(overview, 0.25, 900, deadlines)}
-    assert found["Devices in use"].value == "3 of 6"
+    assert found["Devices in use"].value == "3 of 8"
     assert found["Devices in use"].note == "2 devices down or drained"
     assert found["Utilisation now"].value == "50%"
     assert found["Queue"].value == "4"
