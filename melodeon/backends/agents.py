@@ -8,6 +8,7 @@ import contextlib
 import os
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,9 +120,8 @@ class Agents:
         recent = self._restarts.setdefault((config.agent, most), deque(maxlen=most))
         recent.append(time.monotonic())
         if len(recent) == most and recent[-1] - recent[0] < RESTARTS_S:
-            return MelodeonError(
-                f"agent {config.agent} ended {most} times within {RESTARTS_S:.0f} s: {said} (see {log})"
-            )
+            why = f"{said} (see {log})" if has_room(log) else f"no room is left on the disk of {log.parent}"
+            return MelodeonError(f"agent {config.agent} ended {most} times within {RESTARTS_S:.0f} s: {why}")
         return None
 
 
@@ -158,6 +158,14 @@ def socket_path(run_dir: Path, name: str, stack: contextlib.ExitStack) -> Path:
         path = Path(folder) / f"{secrets.token_hex(2)}.s"
     stack.callback(path.unlink, missing_ok=True)
     return path
+
+
+def has_room(path: Path) -> bool:
+    """Whether a process that may write there can write a line."""
+    try:
+        return shutil.disk_usage(path).free > 0
+    except OSError:
+        return True
 
 
 def _end_all(pids: Sequence[int]) -> None:

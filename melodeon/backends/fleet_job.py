@@ -155,11 +155,15 @@ class Watched:
 
     def _stillborn(self, code: int | None) -> Ended:
         """Its launcher has ended without making the folder: it will do so again, unless it was killed."""
+        if self._owner is not None:
+            return Ended(status="lost", reason=f"its folder {self.run_dir} was removed while it ran")
         log = self.run_dir.with_name(f"launch-{self.order.incarnation}.log")
         said = last_line(log).removeprefix("error: ") if log.exists() else ""
         if code is None or code < 0:
             return Ended(status="lost", reason=f"its launcher was killed before it began: {said}".rstrip(": "))
-        return Ended(status="failed", exit_code=code, reason=f"its launcher could not begin: {said}")
+        return Ended(
+            status="failed", exit_code=code, reason=f"its launcher could not begin: {said or f'it ended with {code}'}"
+        )
 
     # -- looking -------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from melodeon.cli.submit import deadline_text
 from melodeon.cli.wait import submit_again
 from melodeon.core.moments import day_and_clock
 from melodeon.core.text import plain
+from melodeon.sim.clock import length
 from melodeon.viz.words import counted, duration, number
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _tell(info: "JobInfo", now: float) -> None:
         say("curve", "steps/s by workers: " + ", ".join(f"{size}: {rate:.3g}" for size, rate in points))
     if info.num_resizes or info.num_suspensions or info.incarnation > 1:
         changes = f"{counted(info.num_resizes, 'resize')}, {counted(info.num_suspensions, 'suspension')}"
-        say("changes", f"{changes}, {counted(info.incarnation, 'start')}; {duration(info.pause_s)} without progress")
+        say("changes", f"{changes}, {counted(info.incarnation, 'start')}; {length(info.pause_s)} without progress")
     if info.why:
         say("why", info.why)
     for text in info.warnings:

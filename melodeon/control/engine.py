@@ -7,7 +7,6 @@ in the next turn. When storing fails, wishes are refused, reports are kept, and 
 """
 
 import asyncio
-import sys
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,6 +28,7 @@ from melodeon.control.sight import Sight
 from melodeon.control.specs import SpecBook
 from melodeon.control.store import Sample, Store
 from melodeon.control.story import told
+from melodeon.control.trouble import said
 from melodeon.control.turn import Turn, next_deadline
 from melodeon.coord.failpoint import failpoint
 from melodeon.core.cluster import Cluster
@@ -279,13 +279,13 @@ class Engine:
         try:
             turn.take(turn.decide())
         except Exception as error:  # noqa: BLE001 - a policy's mistake must not stop the cluster
-            self.trouble = f"policy {turn.world.policy_name} failed ({type(error).__name__}: {error})"
-            print(f"melodeon: {self.trouble}: decided again without its memory", file=sys.stderr)  # noqa: T201
+            failed = f"policy {turn.world.policy_name} failed ({type(error).__name__}: {error})"
+            self.trouble = said(f"{failed}: decided again without its memory", self.trouble)
             turn.memory = TickState(accepted=turn.memory.accepted)
             try:
                 turn.take(turn.decide())
             except Exception as again:
-                raise MelodeonError(f"{self.trouble}, and again without its memory: nothing was changed") from again
+                raise MelodeonError(f"{failed}, and again without its memory: nothing was changed") from again
 
     async def _store(self, turn: Turn) -> None:
         """Make a turn durable, then everybody's."""
@@ -331,7 +331,7 @@ class Engine:
 
     def _refuse(self, wishes: Sequence[desk.Wish], reports: list[Report], error: MelodeonError) -> None:
         """Nothing of this turn came to be."""
-        self.trouble = str(error)
+        self.trouble = said(str(error), self.trouble)
         for wish in wishes:
             if not wish.answer.done():
                 wish.answer.set_exception(error)

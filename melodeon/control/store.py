@@ -26,6 +26,7 @@ from melodeon.control.events import Entry, Fact, SlotTable, decode, encode, kind
 from melodeon.control.state import State, fold_all
 from melodeon.coord.failpoint import failpoint
 from melodeon.core.errors import MelodeonError, UsageError
+from melodeon.core.text import plain
 
 APPLICATION = 0x4D454C4F
 """Marks the file as ours ("MELO")."""
@@ -289,7 +290,9 @@ class Store:
             self._set_up(made, fresh=not tables)
             (sound,) = made.execute("PRAGMA quick_check(1)").fetchone()
             if sound != "ok":
-                raise UsageError(f"the cluster's log {str(self.path)!r} is damaged ({sound}): restore it from a copy")
+                raise UsageError(
+                    f"the cluster's log {str(self.path)!r} is damaged ({plain(sound)}): restore it from a copy"
+                )
         except (OSError, sqlite3.Error) as error:
             if made is not None:
                 made.close()

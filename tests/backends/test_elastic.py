@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from melodeon.backends import elastic
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.elastic_end import reason_of
 from melodeon.backends.outcome import Outcome
@@ -121,6 +122,16 @@ def test_an_agent_that_keeps_failing_ends_the_job(tmp_path: Path) -> None:
         outcome = job.end()
     assert "agent node0 ended 5 times within 10 s" in str(outcome.reason)
     assert job.all_processes() == []
+
+
+def test_a_full_disk_is_named_where_agents_cannot_say_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "has_room", lambda _: False)
+    with Running(tmp_path, workers=1) as job:
+        job.wait_for_view(0)
+        (job.folder / ".token").unlink()
+        os.kill(job.agent(), signal.SIGKILL)
+        outcome = job.end()
+    assert str(outcome.reason).endswith(f": no room is left on the disk of {job.folder / 'agents' / 'node0'}")
 
 
 def test_an_agent_that_keeps_being_killed_does_not(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -283,6 +284,22 @@ def test_a_job_that_cannot_begin_fails_with_a_sentence(tmp_path: Path, fields: d
             ended = await watcher.ended()
             assert (ended.status, ended.exit_code) == ("failed", UsageError.exit_code)
             assert words in ended.reason
+
+    asyncio.run(scenario())
+
+
+def test_a_job_whose_folder_is_removed_while_it_runs_is_lost_and_not_stillborn(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with watching() as watcher:
+            await watcher.trains(scripted(tmp_path))
+            launcher = registry.find("job-1.1").pid
+            shutil.rmtree(tmp_path / "job-1" / "job-1.1")
+            os.kill(launcher, signal.SIGKILL)
+            ended = await watcher.ended()
+            assert (ended.status, ended.reason) == (
+                "lost",
+                f"its folder {tmp_path / 'job-1' / 'job-1.1'} was removed while it ran",
+            )
 
     asyncio.run(scenario())
 

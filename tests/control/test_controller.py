@@ -443,7 +443,9 @@ def test_what_if_plays_the_live_cluster_forward(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_a_failing_disk_refuses_the_wish_and_nothing_is_half_done(tmp_path: Path) -> None:
+def test_a_failing_disk_refuses_the_wish_and_nothing_is_half_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def act(stage: Stage) -> None:
         await stage.submit("a", steps=600)
         writer = stage.controller.engine.store._writer
@@ -457,6 +459,10 @@ def test_a_failing_disk_refuses_the_wish_and_nothing_is_half_done(tmp_path: Path
             stage.controller.engine.report(seen)
         await stage.controller.engine.turn()
         assert stage.phase("a-1") == "running", "its end could not be stored"
+        told = capsys.readouterr().err.splitlines()
+        assert [line.partition(" cannot be used")[0] for line in told] == [
+            f"melodeon: the cluster's log '{tmp_path}/cluster.db'"
+        ], "whoever serves is told once"
         writer.execute("PRAGMA query_only = 0")
         await stage.after(1)
         assert stage.phase("a-1") == "done", "and was not forgotten"

@@ -195,6 +195,20 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_damaged_file_is_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.db"
+    store = Store(path)
+    for number in range(1, 60):
+        store.append(Batch(at=float(number), facts=[submitted(number)]))
+    store.close()
+    raw = bytearray(path.read_bytes())
+    raw[3 * 4096 : 3 * 4096 + 2000] = b"\xff" * 2000
+    path.write_bytes(raw)
+    with pytest.raises(UsageError, match=r"is damaged .*: restore it from a copy") as caught:
+        Store(path)
+    assert "\n" not in str(caught.value)
+
+
 CHILD = """
 import os, sys
 from pathlib import Path
