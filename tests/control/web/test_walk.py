@@ -1,5 +1,6 @@
 """A person with a browser: opens the link, sees jobs move, opens one, follows its output, asks what if."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,9 @@ def pictures(browser: Browser, folder: Path, name: str) -> None:
         browser.scheme(scheme)
         browser.picture(folder / f"{name}-{scheme}.png")
     browser.width(400)
-    wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    browser.until(wide)  # nobody has to move a page sideways on a small screen; charts are drawn anew for it
+    # Nobody has to move a page sideways on a small screen, nor a table in it; charts are drawn anew for it.
+    browser.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    browser.until("[...document.querySelectorAll('.scroll:has(.cards)')].every(e => e.scrollWidth <= e.clientWidth)")
     browser.until("(e => !e || e.width.baseVal.value <= 400)(document.querySelector('#gantt svg'))")  # drawn anew
     browser.picture(folder / f"{name}-400.png")
     browser.width(1280)
@@ -45,7 +47,8 @@ def step(browser: Browser, job: str) -> int:
 
 
 def test_the_walk(service: Showing, walker: Browser, tmp_path: Path) -> None:
-    first = service.submit("first", 30_000, deadline="1h")  # it trains for longer than the walk takes
+    name = "first-of-all-with-as-long-a-name-as-jobs"  # 40 letters, the longest
+    first = service.submit(name, 30_000, deadline="1h")  # it trains for longer than the walk takes
     walker.until(f"document.getElementById('live-{first}') !== null")  # it comes by itself
     walker.until(f"document.querySelector('#gantt a.box.c{colour_of(first)} text')?.textContent.startsWith('fir')")
     walker.until(f"document.querySelector('#gantt a.box.planned.c{colour_of(first)}') !== null")  # and what will come
@@ -147,6 +150,13 @@ def labels(browser: Browser, chart: str) -> list[str]:
     return [text for text, _ in {(text, x) for text, x, y in drawn if y == lowest and text}]
 
 
+def heights(browser: Browser, chart: str) -> list[tuple[float, float]]:
+    """The figures left of a chart, and where each stands."""
+    drawn = browser.until(f"document.querySelector('#chart-{chart} canvas')?.drawn")
+    lowest = max(y for _, _, y in drawn)
+    return sorted({(y, float(text.replace(",", ""))) for text, _, y in drawn if y < lowest and text})
+
+
 @pytest.mark.parametrize("width", [400, 1280, 3000])
 def test_no_label_stands_twice_below_a_chart(service: Showing, walker: Browser, width: int) -> None:
     job = service.submit("brief", 20)
@@ -162,6 +172,10 @@ def test_no_label_stands_twice_below_a_chart(service: Showing, walker: Browser, 
         assert all(":" in text for text in labels(walker, "pauses")), (
             "a pause alone is shown by the clock, not by years"
         )
+        for chart in ("metrics", "burn", "workers", "pauses"):
+            rows = heights(walker, chart)
+            slopes = [(after - before) / (low - high) for (high, before), (low, after) in pairwise(rows)]
+            assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=0.1), (chart, rows)
     finally:
         walker.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
         walker.width(1280)

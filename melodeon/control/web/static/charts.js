@@ -21,7 +21,8 @@
     if (value !== 0 && (apart < 1e-5 || Math.abs(value) >= 1e9)) {
       return value.toExponential(Math.min(10, Math.max(0, Math.ceil(Math.log10(Math.abs(value) / apart)))));
     }
-    return value.toLocaleString("en", { maximumFractionDigits: Math.max(0, Math.ceil(-Math.log10(apart) - 1e-9)) });
+    const places = (String(Number(apart.toPrecision(6))).split(".")[1] || "").length;
+    return value.toLocaleString("en", { maximumFractionDigits: places });
   }
 
   const axis = (more) => ({
@@ -94,7 +95,7 @@
     else draw("chart-pauses", "pauses", [pauses.at, pauses.s], () => ({
       axes: [times(), values(48)],
       scales: { x: { range: lifetime }, y: { range: (u, low, high) => [0, high * 1.1] } },
-      series: [{}, line("seconds", "--ink-2", { paths: uPlot.paths.bars({ size: [0.6, 14, 3] }), fill: colour("--ink-2"), width: 0 })],
+      series: [{}, line("seconds", "--ink-2", { paths: uPlot.paths.bars({ size: [0.6, 14, 3] }), points: { show: false }, fill: colour("--ink-2"), width: 0 })],
     }));
   }
 
