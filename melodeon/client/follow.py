@@ -28,9 +28,11 @@ def follow(
     at = after
     while True:
         for patience in transport.attempts():
+            was_there = False
             try:
                 headers = {} if at is None else {"Last-Event-ID": str(at)}
                 with transport.stream("/stream", {"job": job, "after": at}, headers, quiet_s) as response:
+                    was_there = True
                     for number, data in blocks(response.iter_lines()):
                         at = number if number is not None else at
                         yield _event(data) if data else Beat()
@@ -39,6 +41,9 @@ def follow(
                 yield Beat()
                 break
             except httpx.TransportError as error:
+                if was_there:  # perhaps for hours: patience begins now
+                    transport.close()
+                    break
                 transport.lost(error, patience, again=True)
             except Unreachable:
                 if patience.over:

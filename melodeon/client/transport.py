@@ -31,6 +31,9 @@ PREFIX = "/api/v1"
 PATIENCE_S = 5.0
 """How long a service that does not answer is waited for."""
 ANSWER_S = 60.0
+"""How long the answer to a change may take: it may wait for a disk, or until the cluster has been played forward."""
+LOOKS, LEAST_LOOK_S = 3.0, 1.5
+"""A question is answered from memory: nobody waits longer for it than so many times their patience."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
 UNKNOWN_TOKEN = 401
 LAST_PORT = 65535
@@ -107,7 +110,8 @@ class Transport:
         if request_id is not None:
             headers["Idempotency-Key"] = request_id
         again = method == "GET" or request_id is not None
-        for patience in self.attempts():
+        answer_s = min(ANSWER_S, max(LEAST_LOOK_S, LOOKS * self.patience_s)) if method == "GET" else ANSWER_S
+        for patience in self.attempts(wait_s):
             try:
                 response = self.client().request(
                     method,
@@ -115,7 +119,7 @@ class Transport:
                     params=given(params),
                     content=content,
                     headers=headers,
-                    timeout=httpx.Timeout(ANSWER_S + wait_s, connect=self.patience_s + 1),
+                    timeout=httpx.Timeout(answer_s + wait_s, connect=self.patience_s + 1),
                 )
                 check(response.status_code, response.content, self._base)
             except httpx.TransportError as error:
@@ -139,13 +143,14 @@ class Transport:
                 check(response.status_code, response.content, self._base)
             yield response
 
-    def attempts(self) -> Iterator["Patience"]:
-        """Try, and try again with growing pauses until patience has run out."""
-        until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
+    def attempts(self, asked_s: float = 0.0) -> Iterator["Patience"]:
+        """Try, and try again with growing pauses until patience has run out, beyond the time that was asked for."""
+        until, wait_s = time.monotonic() + self.patience_s + asked_s, FIRST_WAIT_S
+        patience = Patience(until=until)
         while True:
-            patience = Patience(over=time.monotonic() >= until)
+            is_last = patience.over
             yield patience
-            if patience.over:
+            if is_last:
                 return
             time.sleep(min(wait_s, max(0.0, until - time.monotonic())))
             wait_s = min(wait_s * 2, LONGEST_WAIT_S)
@@ -199,8 +204,12 @@ class Transport:
 class Patience(msgspec.Struct, frozen=True):
     """How long there is left to try."""
 
-    over: bool
-    """Whether this is the last attempt."""
+    until: float
+
+    @property
+    def over(self) -> bool:
+        """Whether an attempt that fails now is the last; one may take longer than there was left."""
+        return time.monotonic() >= self.until
 
 
 def checked_url(text: str) -> str:

@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
+import httpx
 import pytest
 
 from melodeon.client import Cluster
 from melodeon.client.follow import blocks
-from melodeon.client.transport import Transport, check, checked_url
+from melodeon.client.transport import Patience, Transport, check, checked_url
 from melodeon.core.errors import MelodeonError, NotFound, Rejected, Unreachable, UsageError
 from melodeon.core.service import Phase, Submission
 from melodeon.core.spec import read_spec
@@ -287,6 +289,15 @@ def test_patience_that_ends_in_the_middle_of_an_attempt_is_unreachable(
         Cluster(f"http://127.0.0.1:{port}", "x" * 20, patience_s=0.1).overview()
 
 
+def test_one_that_takes_a_question_and_never_answers_is_not_asked_for_ever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        began = time.monotonic()
+        with Cluster(f"http://127.0.0.1:{port}", "t", patience_s=0.5) as cluster, pytest.raises(Unreachable):
+            cluster.overview()
+        assert time.monotonic() - began < 10, "patience and one answer, not two answers of a minute"
+
+
 def test_it_is_found_by_variables(service: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MELODEON_URL", service.url + "/")
     monkeypatch.setenv("MELODEON_TOKEN", TOKEN)
@@ -339,6 +350,47 @@ def test_events_are_followed_through_a_restart(tmp_path: Path) -> None:
         assert seen[: len(known)] == known
         events.close()  # type: ignore[attr-defined]
         cluster.close()
+
+
+def test_a_stream_that_breaks_after_hours_is_waited_for_like_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    later_s, refused, found = 0.0, threading.Event(), []
+    lost = Transport.lost
+
+    def noted(self: Transport, error: httpx.TransportError, patience: Patience, *, again: bool) -> None:
+        lost(self, error, patience, again=again)
+        if isinstance(error, httpx.ConnectError):
+            refused.set()
+
+    monkeypatch.setattr(Transport, "lost", noted)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s, sleep=time.sleep)
+    monkeypatch.setattr("melodeon.client.transport.time", clock)
+
+    def say(door: socket.socket, number: int) -> None:
+        """One event to one reader, and then nothing: as from a service that is killed."""
+        nonlocal later_s
+        line, _ = door.accept()
+        later_s += 3600.0
+        with line:
+            line.recv(1 << 16)
+            event = f'id: {number}\ndata: {{"seq":{number},"at":0,"kind":"late","text":""}}\n\n'
+            line.sendall(f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{len(event):x}\r\n{event}\r\n".encode())
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        Cluster(f"http://127.0.0.1:{door.getsockname()[1]}", TOKEN, patience_s=30) as cluster,
+    ):
+        events = cluster.follow_events(0)
+        reader = threading.Thread(target=lambda: found.extend(next(events).seq for _ in range(2)))
+        reader.start()
+        say(door, 1)
+        address = door.getsockname()
+        door.close()
+        assert refused.wait(20), "nobody is there, and it is asked again"
+        with socket.create_server(address) as again:
+            say(again, 2)
+            reader.join(20)
+        assert found == [1, 2]
+        events.close()  # type: ignore[attr-defined]
 
 
 def test_blocks_of_a_stream() -> None:
