@@ -171,7 +171,7 @@ class Controller:
         return self._info(self._find(job))
 
     def find(self, prefix: str) -> JobInfo:
-        """A job by its id, the beginning of it, or `last`."""
+        """A job by its id, its name where one job alone has it, the beginning of an id, or `last`."""
         state = self.engine.state
         exact = state.job(prefix)
         if exact is not None:
@@ -181,7 +181,8 @@ class Controller:
             if not known:
                 raise NotFound("no job was submitted here so far: submit one by `melodeon submit FILE`")
             return self._info(known[-1])
-        fitting = [job for job in known if prefix and job.id.startswith(prefix)]
+        named = [job for job in known if job.id == f"{prefix}-{job.number}"]
+        fitting = named if len(named) == 1 else [job for job in known if prefix and job.id.startswith(prefix)]
         if len(fitting) == 1:
             return self._info(fitting[0])
         if fitting:

@@ -291,6 +291,16 @@ def test_what_its_workers_warn_of_is_shown(cluster: Serving, melodeon: Melodeon)
     assert f"warning    {text}\n" in melodeon("wait", "cnn-1")[1]
 
 
+def test_a_whole_name_is_meant_before_the_beginning_of_another(cluster: Serving, melodeon: Melodeon) -> None:
+    for name in ("cnn", "cnn2"):
+        melodeon("submit", "work/job.yaml", "--name", name)
+    assert melodeon("show", "cnn")[1].startswith("cnn-1  ")
+    assert melodeon("show", "cn")[0] == 4
+    melodeon("submit", "work/job.yaml", "--name", "cnn")
+    code, _, err = melodeon("show", "cnn")
+    assert (code, "could be any of 3" in err) == (4, True)
+
+
 def test_ps_lists_the_cluster_and_then_this_machine(cluster: Serving, melodeon: Melodeon) -> None:
     code, out, _ = melodeon("ps")
     assert (code, out.startswith("no job on the cluster (0 of 8 devices in use, policy elasticflow)")) == (0, True)
