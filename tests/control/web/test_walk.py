@@ -68,6 +68,7 @@ def test_the_walk(service: Showing, walker: Browser, tmp_path: Path) -> None:
     foot = "(e => e.scrollHeight - e.scrollTop - e.clientHeight < 30)(document.getElementById('logs'))"
     walker.until(foot)
     assert "admitted it" in walker.text("#story")
+    walker.until("[...document.querySelectorAll('.facts div')].every(e => e.offsetHeight < 120)", within_s=5)
     assert HOSTILE in walker.text("#metric")
     pictures(walker, tmp_path, "job")
 
