@@ -64,7 +64,7 @@ async def jobs(
 
 @router.get("/{job}", response_model=JobInfo, responses=problems(404, 422))
 async def job(here: Here, _: By, job: JobName) -> Response:
-    """One job, by its id, the beginning of it, or `last`."""
+    """One job, by its id, the beginning of it, a name that it alone has, or `last`."""
     return said(here.controller.find(job))
 
 
