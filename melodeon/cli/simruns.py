@@ -93,7 +93,6 @@ def _figures(task: Task, jobs: Jobs, tell: Tell) -> dict[str, int | float | None
     from melodeon.sim.engine import SimConfig, Simulation
     from melodeon.sim.incidents import Failures
     from melodeon.sim.metrics import summarize
-    from melodeon.sim.quiet import stdout_to_stderr
     from melodeon.sim.record import record
     from melodeon.sim.results import write_result
 
@@ -117,12 +116,11 @@ def _figures(task: Task, jobs: Jobs, tell: Tell) -> dict[str, int | float | None
         record=task.save is not None,
     )
     simulation = Simulation(config, jobs, policy_of(task.policy))
-    with stdout_to_stderr():
-        if task.tell:
-            for number in range(0, len(jobs), max(1, len(jobs) // PARTS)):
-                simulation.run(until_s=jobs[number].submit_s)
-                tell(task, number)
-        result = simulation.run().result()
+    if task.tell:
+        for number in range(0, len(jobs), max(1, len(jobs) // PARTS)):
+            simulation.run(until_s=jobs[number].submit_s)
+            tell(task, number)
+    result = simulation.run().result()
     if task.save is not None:
         kept = record(result, trace=task.trace_name, policy=task.policy, cluster=task.cluster, seed=task.seed)
         write_result(kept, Path(task.save))

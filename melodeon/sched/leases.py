@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from melodeon.core.jobs import JobId
+from melodeon.sched.silent import silent
 
 SINGLE = 6
 """Terms of one lease, before they double."""
@@ -132,11 +133,12 @@ def _programme(
     matrix = csr_array((values, (rows, at)), shape=(len(claims) + len(terms), last))
     low = [0.0] * len(claims) + [-float("inf")] * len(terms)
     high = [float("inf")] * len(claims) + [float(devices * term.leases) for term in terms]
-    answer = milp(
-        cost,
-        integrality=[1] * last,
-        bounds=Range([0.0] * last, [float(terms[t].leases) for _, t, _ in columns] + [1.0] * len(claims)),
-        constraints=LinearConstraint(matrix, low, high),
-        options={"node_limit": bounds.nodes, "time_limit": bounds.time_s, "mip_rel_gap": 1e-4},
-    )
+    with silent():
+        answer = milp(
+            cost,
+            integrality=[1] * last,
+            bounds=Range([0.0] * last, [float(terms[t].leases) for _, t, _ in columns] + [1.0] * len(claims)),
+            constraints=LinearConstraint(matrix, low, high),
+            options={"node_limit": bounds.nodes, "time_limit": bounds.time_s, "mip_rel_gap": 1e-4},
+        )
     return None if answer.x is None else [float(x) for x in answer.x]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from melodeon.core.cluster import Counts, DeviceType
+from melodeon.sched.silent import silent
 
 SLACK = 1e-7
 """The floor of the second program is lower by this share, so that rounding does not make it infeasible."""
@@ -97,7 +98,8 @@ class _Program:
             (self._data, (self._rows, self._columns)), shape=(len(self._limits), self._num_shares + 1)
         ).tocsr()
         bounds = [(0.0, None)] * self._num_shares + [(floor, None)]
-        found = linprog(cost, A_ub=matrix, b_ub=self._limits, bounds=bounds, method="highs")
+        with silent():
+            found = linprog(cost, A_ub=matrix, b_ub=self._limits, bounds=bounds, method="highs")
         assert found.status == 0, f"the fairness program was not solved: {found.message}"
         values: list[float] = found.x.tolist()
         return values
