@@ -37,11 +37,12 @@ class EdfAdmission:
         if job.spec.goal is not Goal.HARD:
             return Verdict(job.spec.id, admitted=True, why="only hard deadlines are judged"), state
         newcomer = replace(job, admitted_s=view.now_s)
-        before = _ends(view, view.admitted, self.widest)
         after = _ends(view, (*view.admitted, newcomer), self.widest)
-        late = [
-            name for name, (end_s, due_s) in after.items() if end_s > due_s and _was_better(before.get(name), end_s)
-        ]
+        late = [name for name, (end_s, due_s) in after.items() if end_s > due_s]
+        if late and late != [job.spec.id]:
+            # Perhaps some are late anyway.
+            before = _ends(view, view.admitted, self.widest)
+            late = [name for name in late if _was_better(before.get(name), after[name][0])]
         if not late:
             return Verdict(job.spec.id, admitted=True, why="its deadline and all others can be met in EDF order"), state
         why = "in EDF order it would be late" if job.spec.id in late else "in EDF order it would make another job late"

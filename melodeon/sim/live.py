@@ -37,6 +37,7 @@ class LiveJob:
         "spec",
         "speed",
         "started_s",
+        "waiting",
     )
 
     def __init__(self, spec: JobSpec, active_at_submit: float, end_s: float = 0.0) -> None:
@@ -57,6 +58,8 @@ class LiveJob:
         self.done = self.service_s = self.effective_s = self.pause_s = 0.0
         self.finish_s = NEVER
         self.num_resizes = self.num_migrations = self.num_suspensions = 0
+        self.waiting: JobState | None = None
+        """What the policy was last told while it holds nothing: that stays true, and queues can be long."""
 
     def settle(self, now_s: float) -> None:
         """Bring the books up to a moment."""
@@ -78,6 +81,7 @@ class LiveJob:
     ) -> None:
         """From now on it holds these devices; all goes on as it was during the lead, and it trains after the pause."""
         self.settle(now_s)
+        self.waiting = None
         self.counts, self.placement, self.rate = counts, placement, rate
         self.num_devices = total(counts)
         if counts:
@@ -102,13 +106,15 @@ class LiveJob:
 
     def state(self, now_s: float) -> JobState:
         """What the policy sees of it."""
+        if self.waiting is not None and self.waiting.admitted_s is self.admitted_s:
+            return self.waiting
         service_s = self.service_s + self.num_devices * (now_s - self.changed_s)
         done, running_s, iterations = self.done, now_s - self.resume_s, self.spec.iterations
         if running_s > 0:
             done += self.rate * running_s
         if self.end_s:
             iterations -= min(1.0, iterations / 2)  # while it ends, it is still somebody who needs devices
-        return JobState(
+        found = JobState(
             self.spec,
             self.admitted_s,
             done if done < iterations else iterations,
@@ -119,6 +125,8 @@ class LiveJob:
             service_s,
             self.speed,
         )
+        self.waiting = None if self.counts else found
+        return found
 
     def clone(self) -> "LiveJob":
         """An independent copy."""

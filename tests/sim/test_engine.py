@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from melodeon.core.cluster import Cluster, DeviceType, NodeId
+from melodeon.core.cluster import DEFAULT_TYPE, Cluster, DeviceType, NodeId
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import JobId, JobSpec
 from melodeon.core.overhead import Overheads, Pause
-from melodeon.core.plan import Start
+from melodeon.core.plan import Block, Start
 from melodeon.sched.edf import Edf
 from melodeon.sched.elasticflow import ElasticFlow
 from melodeon.sched.fifo import Fifo
@@ -16,6 +16,7 @@ from melodeon.sched.tick import Rules
 from melodeon.sched.tiresias import Tiresias
 from melodeon.sim.engine import SimConfig, SimResult, Simulation
 from melodeon.sim.incidents import Failures, Incident, random_failures, straggler
+from melodeon.sim.live import LiveJob
 from melodeon.sim.metrics import quantile, summarize
 from tests.sched.draws import job
 
@@ -285,3 +286,17 @@ def test_submissions_are_gathered_where_that_is_wanted() -> None:
         result = Simulation(config, jobs, Fifo()).run().result()
         started[gather] = {outcome.id: outcome.started_s for outcome in result.outcomes}
     assert started == {False: {"a": 0.0, "b": 10.0}, True: {"a": 0.0, "b": 60.0}}
+
+
+def test_a_job_that_waits_is_told_of_as_the_same_value_until_something_changes() -> None:
+    live = LiveJob(job("a", 100.0, ScalingCurve.linear(1.0, 1)), 0.0)
+    unjudged = live.state(1.0)
+    assert live.state(2.0) is unjudged
+    live.admitted_s = 2.0
+    assert live.state(2.0).admitted_s == 2.0
+    live.hold(3.0, ((DEFAULT_TYPE, 1),), (Block(DEFAULT_TYPE, 0, 1),), 1.0, 0.0)
+    assert live.state(13.0).done == 10.0
+    assert live.state(23.0).done == 20.0
+    live.hold(33.0, (), (), 0.0, 0.0)
+    assert live.state(40.0) is live.state(50.0)
+    assert live.state(50.0).done == 30.0
