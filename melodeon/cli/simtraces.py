@@ -182,11 +182,7 @@ def load(
             f"{_rows(trace.num_other)} no job that held a device"
         )
     if trace.bad:
-        first = trace.bad[0]
-        notes.append(
-            f"{_rows(len(trace.bad))} bad and left out, the first at {first.path}, line {first.line}, "
-            f"column {first.column!r}: {first.problem}"
-        )
+        notes.append(f"{_rows(len(trace.bad))} bad and left out, the first at {trace.bad[0].said}")
     if trace.num_other:
         notes.append(f"{_rows(trace.num_other)} no job that held a device, and left out")
     if not tables.curves and not any(job.model and _bends(job.curves) for job in trace.jobs[:50]):

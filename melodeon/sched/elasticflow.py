@@ -65,7 +65,7 @@ class ElasticFlow:
 
     def __post_init__(self) -> None:
         if self.reserve < 0 or self.spare_pauses < 0:
-            raise UsageError(f"{self} has a negative option: reserve and spare_pauses start at 0")
+            raise UsageError(f"reserve={self.reserve} and spare_pauses={self.spare_pauses} must not be negative")
 
     def admit(self, view: ClusterView, job: JobState, state: object) -> tuple[Verdict, object]:
         """Admit if its deadline and everybody else's can be met."""

@@ -251,7 +251,11 @@ def test_an_option_of_several_numbers(given: str, held: tuple[float, ...]) -> No
         (("small.csv", "-t", "deep.json"), 2, "deep.json is not JSON that can be read"),
         (("small.csv", "-t", "long.json"), 2, "long.json is not JSON that can be read"),
         (("small.csv", "-t", "list.json"), 2, "list.json must be a JSON object of device types"),
-        (("quoted.csv",), 2, "quoted.csv, line 2, column '*': it is not csv"),
+        (("quoted.csv",), 2, "quoted.csv, line 2: it is not csv"),
+        (("open.csv",), 2, "open.csv, line 2: it is not csv (a quote is never closed)"),
+        (("semicolons.csv",), 2, "semicolons.csv has 1 column, 'job_id;submission_time;duration;num_gpu': separate"),
+        (("--generate", "poisson:1000001"), 2, "jobs=1000001 are too many to draw: at most 1,000,000"),
+        (("small.csv", "-p", "elasticflow:reserve=-1"), 2, "reserve=-1 and spare_pauses=0 must not be negative"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -267,6 +271,8 @@ def test_mistakes_are_one_sentence(
     Path("none.csv").write_text("job_id,submission_time,duration,num_gpu\na,0,0,1\n")
     Path("some.trace").write_text("A3C\tcommand\t--steps\t0\t100\t0.0\t1\n")
     Path("quoted.csv").write_text(HEAD + '"' + "x" * 200_000)
+    Path("open.csv").write_text(HEAD + '"' + row_of(1))
+    Path("semicolons.csv").write_text("job_id;submission_time;duration;num_gpu\na;0;1;1\n")
     found, out, err = melodeon("sim", *arguments)
     assert (found, out, err.count("\n")) == (code, "", 1)
     assert said in err

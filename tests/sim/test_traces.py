@@ -150,7 +150,7 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path,
 
 def test_a_quote_that_is_never_closed_is_not_counted_as_one_bad_row(tmp_path: Path, tables: Throughputs) -> None:
     rows = "a,8,100,bert,2000,64,2,50\n", '"b,8,100,bert,2000,64,2,50\n', "c,8,100,bert,2000,64,2,50\n"
-    with pytest.raises(BadCell, match=r"line 3, column '\*': it is not csv"):
+    with pytest.raises(BadCell, match=r"line 3: it is not csv"):
         read_trace(write(tmp_path, NEW + "".join(rows)), tables, skip_bad=True)
 
 
@@ -158,7 +158,7 @@ def test_a_header_that_cannot_be_meant_is_refused(tmp_path: Path, tables: Throug
     twice = write(tmp_path, NEW.replace("model_name", "num_gpu"))
     with pytest.raises(BadCell, match="line 1, column 'num_gpu': 2 columns have this name"):
         read_trace(twice, tables)
-    with pytest.raises(BadCell, match=r"line 1, column '\*': it is not csv"):
+    with pytest.raises(BadCell, match=r"line 1: it is not csv"):
         read_trace(write(tmp_path, NEW.strip() + "," + "x" * 200_000 + "\n"), tables)
 
 

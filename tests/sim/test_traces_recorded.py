@@ -224,10 +224,12 @@ def test_a_bad_row_is_named_or_counted(
     path = write(tmp_path, text, name)
     with pytest.raises(BadCell) as caught:
         read_trace(path, TABLES)
-    assert str(caught.value).startswith(f"{path}, line {line}, column {column!r}: ")
+    where = "" if column == "*" else f", column {column!r}"
+    assert str(caught.value).startswith(f"{path}, line {line}{where}: ")
     assert problem in str(caught.value)
     trace = read_trace(path, TABLES, skip_bad=True)
     assert [(bad.path, bad.line, bad.column) for bad in trace.bad] == [(str(path), line, column)]
+    assert trace.bad[0].said == str(caught.value)
 
 
 def test_a_bad_task_takes_its_job_with_it(tmp_path: Path) -> None:
@@ -248,7 +250,7 @@ def test_a_list_that_is_cut_between_two_jobs_is_not_taken_for_whole(tmp_path: Pa
 
 def test_what_stands_after_the_list_of_jobs_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps(PHILLY) + "\n\nand more", "cluster_job_log")
-    with pytest.raises(BadCell, match=r"line 3, column '\*': 'and more' stands after the list of jobs"):
+    with pytest.raises(BadCell, match=r"line 3: 'and more' stands after the list of jobs"):
         read_trace(path, TABLES, skip_bad=True)
 
 

@@ -83,6 +83,8 @@ def read_trace(
         format_name = next((name for name, known in FORMATS.items() if known.knows(path, header)), None)
         if not header:
             raise nothing_in(path)
+        if format_name is None and len(header) == 1 and ";" in header[0]:
+            raise UsageError(f"{path} has 1 column, {plain(header[0])!r}: separate them by commas")
         if format_name is None:
             raise UsageError(
                 f"{path} has columns {_some(header)}, which no known format has: the formats are {', '.join(FORMATS)}"

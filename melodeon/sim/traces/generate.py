@@ -25,6 +25,10 @@ KINDS: dict[str, dict[str, object]] = {
 """Traces by name: `poisson` has sizes from 1 to 8 alike and lengths near the median, `philly` what `TraceSpec` says."""
 
 
+MOST_JOBS = 1_000_000
+"""No more are drawn: a slip of the finger would fill the memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpec:
     """What to draw."""
@@ -49,6 +53,8 @@ class TraceSpec:
                 f"spread={self.spread:g} cannot be drawn: the first three must be above 0, the spread not negative, "
                 f"and none above {MOST:g}"
             )
+        if self.num_jobs > MOST_JOBS:
+            raise UsageError(f"jobs={self.num_jobs} are too many to draw: at most {MOST_JOBS:,} can be")
         if not 0 <= self.best_effort <= 1:
             raise UsageError(f"best-effort={self.best_effort:g} is a share of jobs: it must be between 0 and 1")
         low, high = self.tightness

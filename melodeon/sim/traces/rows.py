@@ -29,12 +29,17 @@ MOST = 1e12
 MOST_DEVICES = 1_000_000
 
 
+def _said(path: object, line: int, column: str, problem: str) -> str:
+    """What is wrong where; column `*` is the whole line."""
+    return f"{path}, line {line}{'' if column == '*' else f', column {column!r}'}: {problem}"
+
+
 class BadCell(UsageError):
     """A value in a file that is not what its column must hold."""
 
     def __init__(self, path: Path, line: int, column: str, problem: str) -> None:
         problem = plain(problem)
-        super().__init__(f"{plain(path)}, line {line}, column {column!r}: {problem}")
+        super().__init__(_said(plain(path), line, column, problem))
         self.path, self.line, self.column, self.problem = path, line, column, problem
 
 
@@ -46,6 +51,11 @@ class BadRow:
     line: int
     column: str
     problem: str
+
+    @property
+    def said(self) -> str:
+        """The same in words."""
+        return _said(self.path, self.line, self.column, self.problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +181,8 @@ def _lines(path: Path, reader: "CsvReader") -> Iterator[tuple[int, list[str]]]:
             begins = reader.line_num + 1
     except csv.Error as error:
         # Where a quote is never closed, nothing tells where the next row starts: this cannot be skipped.
-        raise BadCell(path, begins, "*", f"it is not csv ({error})") from None
+        why = "a quote is never closed" if "unexpected end" in str(error) else error
+        raise BadCell(path, begins, "*", f"it is not csv ({why})") from None
 
 
 def _names(path: Path, lines: Iterator[tuple[int, list[str]]]) -> list[str]:
