@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from melodeon.backends import elastic
+from melodeon.backends import agents
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.elastic_end import reason_of
 from melodeon.backends.outcome import Outcome
@@ -125,7 +125,7 @@ def test_an_agent_that_keeps_failing_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named_where_agents_cannot_say_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "has_room", lambda _: False)
+    monkeypatch.setattr(agents, "has_room", lambda _: False)
     with Running(tmp_path, workers=1) as job:
         job.wait_for_view(0)
         (job.folder / ".token").unlink()
