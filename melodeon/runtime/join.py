@@ -28,6 +28,7 @@ from melodeon.runtime.group import Group
 from melodeon.runtime.job import Job
 from melodeon.runtime.journal import Journal
 from melodeon.runtime.link import Link
+from melodeon.runtime.memory import keep_freed
 from melodeon.runtime.random_streams import seed_all
 from melodeon.runtime.settings import Order, Settings
 from melodeon.runtime.stock import StockEngine
@@ -73,6 +74,7 @@ def join(
     asked = launch.threads if launch.threads is not None else threads
     if launch.pin and where.type == "cpu":
         _pin(slot, asked or 1)
+    keep_freed()
     facts = levels.apply(determinism, asked, launched_level=launch.determinism, device=str(where))
     seed_all(settings.seed, where)
     course = Course(settings, launch, _engine(launch, settings, assignment, where), journal, facts, link)

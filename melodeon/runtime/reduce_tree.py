@@ -86,12 +86,13 @@ class TreeReducer(Reducer):
         if not merges:
             self._stack.append(Partial((start, rank + 1), None))
             return rights
+        levels: list[Grads] = []
         for _ in range(merges):
             left = self._stack.pop()
             assert left.grads is not None
-            rights = _add(left.grads, rights)
+            levels.append(left.grads)
             start = left.span[0]
-        self._stack.append(Partial((start, rank + 1), rights))
+        self._stack.append(Partial((start, rank + 1), _add_up(levels, rights)))
         self.drop_gradients()
         return None
 
@@ -179,6 +180,24 @@ def tree_exchange(params: Sequence[torch.nn.Parameter], group: Group, assignment
     fold = TreeFold(spans, virtual_workers)
     counts = [len(cover) for cover in covers]
     return open_exchange(group, tree_buckets(params), counts, lambda _: fold)
+
+
+def _add_up(levels: Sequence[Grads], rights: Grads) -> Grads:
+    """Add gradients to those of the nodes on their left, level by level, in place."""
+    if len(levels) == 1 or any(grad is not None and grad.is_cuda for grad in rights):
+        for lefts in levels:
+            rights = _add(lefts, rights)
+        return rights
+    # A parameter at a time: what one level has written is in the cache when the next reads it. On a GPU every call is
+    # a launch, which costs more than that saves.
+    sums: Grads = []
+    with torch.no_grad():
+        for index, right in enumerate(rights):
+            total = right
+            for lefts in levels:
+                total = _add_one(lefts[index], total, None)
+            sums.append(total)
+    return sums
 
 
 def _add(lefts: Grads, rights: Grads, into: Sequence[torch.Tensor] | None = None) -> Grads:
