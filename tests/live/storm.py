@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from melodeon.core.errors import MelodeonError, NotFound
@@ -25,8 +25,12 @@ PACE_S = 0.02
 ACTIONS = ("kill", "kill", "kill", "two", "scale", "scale", "migrate", "preempt", "agent", "stop", "nursery")
 
 
-def weather(seed: int, faults: int, steps: int, actions: Sequence[str] = ACTIONS) -> list[tuple[int, str, int]]:
-    """(step, action, a random number for it), in order."""
+Weather = Sequence[tuple[int, str, int]]
+"""(step, action, a random number for it), in order."""
+
+
+def weather(seed: int, faults: int, steps: int, actions: Sequence[str] = ACTIONS) -> Weather:
+    """Drawn for a job of so many steps, in the first four fifths of them."""
     draw = random.Random(seed)
     at = sorted(draw.sample(range(5, steps * 4 // 5), faults))
     return [(step, draw.choice(actions), draw.getrandbits(16)) for step in at]
@@ -79,26 +83,33 @@ def storm(
     """Run it: the receipt of the job, and that of an undisturbed one. Fails where the job was over before the storm."""
     epochs = -(-steps // STEPS_PER_EPOCH)
     expected = undisturbed(folder, "--epochs", str(epochs), "--order", order, limit_s=60 + steps / 20)
-    began = time.monotonic()
     arguments = ("--epochs", str(epochs), "--order", order, "--pace", str(pace_s))
     with System(folder, "storm", *arguments, workers=2, restarts=10_000, straggler_factor=0.0) as system:
-        weather_of_it = Storm(system)
-        for struck, (step, action, number) in enumerate(weather(seed, faults, steps)):
-            try:
-                system.reach(step)
-                what = weather_of_it.strike(action, number)
-            except NotFound as over:
-                raise AssertionError(
-                    f"the job was over after {struck} of {faults} faults: a larger pace gives them the time"
-                ) from over
-            if say:
-                sys.stderr.write(f"{time.monotonic() - began:6.1f} s, step {system.last_step()}: {what}\n")
-        # After the last fault one worker may be left to do all that remains.
-        alone_s = (steps - system.last_step()) * VIRTUAL_WORKERS * pace_s
-        receipt = system.well(limit_s=180 + 2 * alone_s).receipt()
-        again = system.events("restart")
-        assert not again, f"somebody always had the state, and the job began again: {again}"
-        return receipt, expected
+        struck = weather(seed, faults, steps)
+        return weathered(system, Storm(system).strike, struck, steps=steps, pace_s=pace_s, say=say), expected
+
+
+def weathered(
+    system: System, strike: Callable[[str, int], str], weather: Weather, *, steps: int, pace_s: float, say: bool
+) -> dict[int, str]:
+    """Strike a job of so many steps; its receipt, once it has ended well."""
+    began = time.monotonic()
+    for struck, (step, action, number) in enumerate(weather):
+        try:
+            system.reach(step)
+            what = strike(action, number)
+        except NotFound as over:
+            raise AssertionError(
+                f"the job was over after {struck} of {len(weather)} faults: a larger pace gives them the time"
+            ) from over
+        if say:
+            sys.stderr.write(f"{time.monotonic() - began:6.1f} s, step {system.last_step()}: {what}\n")
+    # After the last fault one worker may be left to do all that remains.
+    alone_s = (steps - system.last_step()) * VIRTUAL_WORKERS * pace_s
+    receipt = system.well(limit_s=180 + 2 * alone_s).receipt()
+    again = system.events("restart")
+    assert not again, f"somebody always had the state, and the job began again: {again}"
+    return receipt
 
 
 def main() -> int:

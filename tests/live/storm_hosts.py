@@ -11,14 +11,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from melodeon.core.errors import MelodeonError
 from tests.live.hosted import Hosted
 from tests.live.hosts import Host, Hosts, inside
-from tests.live.storm import MOST, PACE_S, STEPS_PER_EPOCH, VIRTUAL_WORKERS, weather
+from tests.live.storm import MOST, PACE_S, STEPS_PER_EPOCH, weather, weathered
 from tests.live.system import undisturbed
 
 GUESTS = 2
@@ -112,22 +111,13 @@ def storm(
     """Run it: the receipt of the job, and that of an undisturbed one on one machine."""
     epochs = -(-steps // STEPS_PER_EPOCH)
     expected = undisturbed(folder, "--epochs", str(epochs), limit_s=60 + steps / 20)
-    began = time.monotonic()
     arguments = ("--epochs", str(epochs), "--pace", str(PACE_S))
     options = {"workers": 2, "restarts": 10_000, "straggler_factor": 0.0}
     with Hosts(folder / "hosts", 1) as hosts, Hosted(folder, hosts.all[0], *arguments, **options) as system:
         system.reach(1)
-        rack = Rack(hosts, system)
-        for step, action, number in weather(seed, faults, steps, ACTIONS):
-            system.reach(step)
-            what = rack.strike(action, number)
-            if say:
-                sys.stderr.write(f"{time.monotonic() - began:6.1f} s, step {system.last_step()}: {what}\n")
-        alone_s = (steps - system.last_step()) * VIRTUAL_WORKERS * PACE_S
-        receipt = system.well(limit_s=180 + 2 * alone_s).receipt()
-        again = system.events("restart")
-        assert not again, f"somebody always had the state, and the job began again: {again}"
-        return receipt, expected
+        struck = weather(seed, faults, steps, ACTIONS)
+        strike = Rack(hosts, system).strike
+        return weathered(system, strike, struck, steps=steps, pace_s=PACE_S, say=say), expected
 
 
 def main() -> int:
