@@ -43,8 +43,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody has trained to the end and another has not for this long: the rest regroups."""
     leave_s: float = 30.0
     """A released worker that has not ended by then is killed."""
-    release_s: float = 0.25
-    """How long leavers wait at most for the first step that the others train without them."""
+    release_s: float = 5.0
+    """How long leavers wait at most for the first step that the others train without them: longer than most steps, and
+    not so long that whoever gets their devices would notice."""
     pauses_s: float = 60.0
     """How long the record of a view waits for the workers' pauses."""
 
