@@ -129,3 +129,24 @@ class Bench:
 def job(workers: int = 2, agents: dict[str, int] | None = None, /, **config: object) -> Bench:
     """A job that trains."""
     return Bench(agents, workers=workers, **config).training()  # type: ignore[arg-type]
+
+
+def walk(bench: Bench, rate: dict[int, float], count: int) -> None:
+    """Train on at a rate that depends on the size."""
+    for _ in range(count):
+        size = len(bench.view.workers)
+        bench.now += 1 / rate[size]
+        for worker in bench.view.workers:
+            bench.set(worker, step=bench.state.workers[worker].step + 1)
+        bench.report_all()
+
+
+def follow(bench: Bench) -> None:
+    """Do what the newest orders say until everybody trains."""
+    for worker in bench.workers():
+        if all(worker not in known for known in bench.statuses.values()):
+            bench.ready(worker)
+    if bench.state.settled != bench.state.view:
+        bench.enter(step=max(info.step for info in bench.state.workers.values()))
+    for worker in [w for w in bench.workers() if bench.notice(w).released]:
+        bench.gone(worker, exit_code=0)

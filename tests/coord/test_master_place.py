@@ -5,8 +5,7 @@ import pytest
 from melodeon.coord.hybrid import HybridConfig
 from melodeon.coord.master import Master
 from melodeon.coord.messages import Phase
-from tests.coord.master_bench import Bench, job
-from tests.coord.test_master_changes import follow
+from tests.coord.master_bench import Bench, follow, job
 
 
 def where(bench: Bench) -> dict[str, list[int]]:

@@ -1,0 +1,183 @@
+"""A profile walks the sizes of a job, and what interrupts it; hybrid scaling goes by the curves that are known."""
+
+import pytest
+
+from melodeon.coord.hybrid import HybridConfig
+from tests.coord.master_bench import Bench, follow, job, walk
+
+SPEED = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}
+
+
+def test_profile_walks_the_sizes_until_more_do_not_help_and_goes_back() -> None:
+    bench = job(1, {"a": 8}, virtual_workers=8)
+    bench.ask("profile", id="x", min=1, max=8, steps=10)
+    for _ in range(6):
+        walk(bench, {1: 10.0, 2: 15.0, 4: 15.2, 8: 30.0}, 16)
+        follow(bench)
+    answer = bench.answers["x"]
+    assert answer.ok
+    assert answer.values["rates"] == pytest.approx({"1": 10.0, "2": 15.0, "4": 15.2})
+    assert len(bench.view.workers) == 1
+    assert bench.state.curves[1] == pytest.approx({1: 10.0, 2: 15.0, 4: 15.2})
+
+
+def profiled(workers: int, size: int, **config: object) -> Bench:
+    """A job of `workers` whose profile from 1 to 4 workers has measured 1 and is at `size`."""
+    bench = job(workers, **config)
+    bench.ask("profile", id="p", min=1, max=4, steps=10)
+    for _ in range(4):
+        follow(bench)
+        if 1 in bench.state.curves.get(1, {}) and len(bench.view.workers) == size:
+            walk(bench, SPEED, 3)
+            assert bench.state.profile is not None
+            assert bench.state.profile.size == size
+            return bench
+        walk(bench, SPEED, 16)
+    raise AssertionError(bench.records)
+
+
+def go_on(bench: Bench) -> None:
+    """Long enough for any profile to end."""
+    for _ in range(8):
+        follow(bench)
+        walk(bench, SPEED, 16)
+
+
+@pytest.mark.parametrize(
+    ("what", "values", "size"),
+    [
+        ("scale", {"n": 3}, 3),
+        ("scale", {"n": 2}, 2),
+        ("scale_out", {"n": 1}, 3),
+        ("scale_in", {"workers": [0]}, 1),
+        ("migrate", {}, 2),
+    ],
+)
+def test_a_wish_ends_a_profile_and_what_it_brought_stays(what: str, values: dict[str, object], size: int) -> None:
+    bench = profiled(2, 2)
+    bench.ask(what, id="x", **values)
+    follow(bench)
+    assert bench.answers["x"].ok
+    go_on(bench)
+    assert (len(bench.view.workers), bench.state.wanted) == (size, size)
+    answer = bench.answers["p"]
+    assert not answer.ok
+    assert "the profile was interrupted: " in answer.text
+    assert "asked" in answer.text
+    assert answer.text.endswith("steps a second by workers: 1: 10.00")
+    assert answer.values["rates"] == pytest.approx({"1": 10.0})
+
+
+def test_a_wish_counts_from_the_size_that_a_profile_has_come_to() -> None:
+    bench = profiled(2, 4)
+    bench.ask("scale_in", n=1)
+    go_on(bench)
+    assert (len(bench.view.workers), bench.state.wanted) == (3, 3)
+
+
+def test_a_wish_that_is_refused_does_not_end_a_profile() -> None:
+    bench = profiled(2, 2)
+    bench.ask("scale", id="x", n=9)
+    assert not bench.answers["x"].ok
+    go_on(bench)
+    assert bench.answers["p"].ok
+    assert (len(bench.view.workers), bench.state.wanted) == (2, 2)
+
+
+def test_a_wish_that_comes_on_the_way_back_finds_a_profile_that_is_complete() -> None:
+    bench = profiled(2, 4)
+    while "back to 2 workers" not in bench.view.reason:
+        walk(bench, SPEED, 1)
+    bench.ask("scale", id="x", n=1)
+    go_on(bench)
+    assert bench.answers["p"].ok
+    assert bench.answers["x"].ok
+    assert (len(bench.view.workers), bench.state.wanted) == (1, 1)
+
+
+def test_a_device_that_is_given_back_in_a_profile_stays_free() -> None:
+    bench = profiled(2, 2)
+    leaver = bench.view.workers[0]
+    bench.say(leaver, preempted=True)
+    go_on(bench)
+    assert (len(bench.view.workers), bench.state.wanted) == (1, 1)
+    assert "give its device back" in bench.answers["p"].text
+
+
+def test_a_device_that_is_given_back_on_the_way_to_a_size_takes_the_newcomers_along() -> None:
+    bench = job(2)
+    bench.ask("profile", id="p", min=4, max=4, steps=10)
+    assert bench.workers() == [0, 1, 2, 3]
+    bench.say(0, preempted=True)
+    assert bench.view.workers == (1,)
+    assert bench.workers() == [0, 1]
+    go_on(bench)
+    assert (len(bench.view.workers), bench.state.wanted) == (1, 1)
+    assert "give its device back" in bench.answers["p"].text
+
+
+@pytest.mark.parametrize(("workers", "size"), [(2, 2), (4, 2), (2, 4), (1, 2)])
+def test_a_worker_that_is_lost_in_a_profile_is_not_replaced_without_restarts(workers: int, size: int) -> None:
+    bench = profiled(workers, size)
+    started = bench.state.next_worker
+    bench.gone(bench.view.workers[0])
+    go_on(bench)
+    assert bench.state.next_worker == started
+    assert (len(bench.view.workers), bench.state.wanted) == (size - 1, size - 1)
+    assert "a worker was lost and is not replaced" in bench.answers["p"].text
+    assert "1: 10.00" in bench.answers["p"].text
+
+
+def test_a_loss_on_the_way_to_a_size_ends_a_profile_too() -> None:
+    bench = job(2)
+    bench.ask("profile", id="p", min=4, max=4, steps=10)
+    bench.gone(0)
+    go_on(bench)
+    assert bench.view.workers == (1, 2, 3)
+    assert bench.state.wanted == 3
+    assert "a worker was lost and is not replaced" in bench.answers["p"].text
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_worker_that_is_lost_in_a_profile_is_replaced_as_far_as_restarts_are_left(workers: int) -> None:
+    bench = profiled(workers, 4, restarts=1)
+    bench.gone(bench.view.workers[0])
+    go_on(bench)
+    assert bench.answers["p"].ok
+    assert bench.answers["p"].values["rates"] == pytest.approx({"1": 10.0, "2": 20.0, "4": 40.0})
+    assert (len(bench.view.workers), bench.state.wanted) == (workers, workers)
+    assert bench.state.restarts_left == 0
+
+
+# -- hybrid --
+
+
+def test_hybrid_scaling_doubles_the_batch_where_the_curve_says_so() -> None:
+    curves = {1: {1: 5.0, 2: 6.0, 4: 4.0}, 2: {1: 5.0, 2: 9.0, 4: 12.0}}
+    bench = job(2, hybrid=HybridConfig(curves=curves))
+    bench.ask("scale_out", n=2)
+    bench.ready(2, 3)
+    assert bench.notice(0).batch == (2, 2)
+    assert bench.notice(3).batch == (2, bench.view.generation)
+    assert "batch" in bench.kinds()
+
+
+def test_hybrid_scaling_leaves_the_batch_alone_where_nobody_asked_for_more_workers() -> None:
+    curves = {1: {1: 5.0, 2: 4.0}, 2: {1: 5.0, 2: 4.0}}
+    bench = job(1, hybrid=HybridConfig(curves=curves))
+    bench.ask("profile", id="x", min=1, max=2, steps=10)
+    for _ in range(6):
+        walk(bench, {1: 10.0, 2: 9.0}, 16)
+        follow(bench)
+    assert bench.answers["x"].ok
+    assert bench.state.batch == (1, 0)
+    assert "batch" not in bench.kinds()
+
+
+def test_a_factor_that_came_with_a_checkpoint_is_where_hybrid_scaling_goes_on() -> None:
+    bench = job(1, hybrid=HybridConfig(curves={4: {1: 5.0, 2: 4.0}}))
+    bench.say(0, factor=4)
+    assert bench.notice(0).batch == (4, 0)
+    bench.ask("scale_out", n=1)
+    bench.ready(1)
+    assert bench.notice(1).batch == (8, bench.view.generation)
