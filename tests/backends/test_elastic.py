@@ -23,11 +23,6 @@ from melodeon.core.launch import Launch
 from tests.coord.running import PRELOAD, SCRIPT, Running, events_file, eventually, gone, resume
 
 
-@pytest.fixture(autouse=True)
-def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
 def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
     with Running(tmp_path, workers=2, steps=30) as job:
         assert job.end() == Outcome(exit_code=0)

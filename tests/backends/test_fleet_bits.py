@@ -11,11 +11,6 @@ from tests.backends.fleets import order, processes, training, watching
 EPOCHS = ("--epochs", "4")  # 100 steps
 
 
-@pytest.fixture(autouse=True)
-def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
 @pytest.mark.timeout(240)  # three jobs import torch, on a machine that may be busy
 def test_a_suspended_job_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     async def scenario() -> None:

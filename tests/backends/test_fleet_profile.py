@@ -10,11 +10,6 @@ from tests.backends.fleets import scripted, watching
 from tests.coord.running import eventually
 
 
-@pytest.fixture(autouse=True)
-def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
 def test_speed_is_measured_at_several_sizes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with watching() as watcher:

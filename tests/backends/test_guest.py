@@ -24,11 +24,6 @@ from tests.coord.running import PRELOAD, Running, _processes, eventually
 LISTENING = {"listen": "127.0.0.1"}
 
 
-@pytest.fixture(autouse=True)
-def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
 def visit(run_dir: Path, *options: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "melodeon", "agent", str(run_dir), "--name", "guest", "--address", "127.0.0.2"]
     return subprocess.Popen([*command, "--slots", "2", *options], stdout=subprocess.PIPE, text=True)

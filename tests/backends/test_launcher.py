@@ -32,11 +32,6 @@ LIMITS = """
 """
 
 
-@pytest.fixture(autouse=True)
-def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
 @pytest.mark.parametrize(("cuda", "expected"), [(False, f"0 {1 << 32} {{}} "), (True, f"0 {{}} {1 << 32} ")])
 def test_limits(cuda: bool, expected: str) -> None:
     code = textwrap.dedent(LIMITS.format(cuda=cuda))

@@ -3,16 +3,9 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from melodeon.coord.marks import read_mark
 from tests.backends.fleets import Watcher, processes, scripted, watching
 from tests.coord.running import gone
-
-
-@pytest.fixture(autouse=True)
-def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 def how(folder: Path, job: str) -> str:
