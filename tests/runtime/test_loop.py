@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.runtime.loop import cases, parts
+from tests.runtime.loop import cases, parts, state_cases
 from tests.runtime.loop.crew import Case, Ended, run
 
 SPLITS = ((5,), (3, 2), (1, 3, 1))
@@ -89,7 +89,7 @@ def test_parameters_unused_by_some_or_all(order: str, tmp_path: Path) -> None:
 
 @orders
 def test_registered_state_and_evaluation_that_draws(order: str, tmp_path: Path) -> None:
-    runs = on_every_split(cases.keepsakes, tmp_path, order=order)
+    runs = on_every_split(state_cases.keepsakes, tmp_path, order=order)
     assert not apart(runs)
     (said,) = runs[0].said
     assert said["updates"] == 3 * STEPS
@@ -169,7 +169,7 @@ def test_a_loss_that_is_not_finite_stops_the_job(split: tuple[int, ...], tmp_pat
 
 @orders
 def test_buffers_replaced_or_written_outside_a_forward_pass(order: str, tmp_path: Path) -> None:
-    runs = on_every_split(cases.buffers, tmp_path, order=order)
+    runs = on_every_split(state_cases.buffers, tmp_path, order=order)
     assert not apart(runs)
     (said,) = runs[0].said
     # As in a plain loop: one call a step is counted, heat halves after each of five steps and grows by 8 an epoch.
@@ -177,7 +177,7 @@ def test_buffers_replaced_or_written_outside_a_forward_pass(order: str, tmp_path
 
 
 @orders
-@pytest.mark.parametrize("case", [cases.draws_after, cases.draws_unequally], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [state_cases.draws_after, state_cases.draws_unequally], ids=lambda case: case.__name__)
 def test_random_numbers_drawn_after_the_update_or_unequally_often(order: str, case: Case, tmp_path: Path) -> None:
     assert not apart(on_every_split(case, tmp_path, order=order))
 

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import melodeon
 from tests.runtime.loop import parts
-from tests.runtime.loop.cases import Counter, evaluate
+from tests.runtime.loop.state_cases import Counter, evaluate
 
 V = 5
 STEPS_PER_EPOCH = 5
