@@ -2,7 +2,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from melodeon.cli.main import app
 from melodeon.core.errors import MelodeonError
+from tests.cli.clusters import found
+from tests.control.api.serving import Serving
 
 Melodeon = Callable[..., tuple[int, str, str]]
 
@@ -56,3 +58,10 @@ def melodeon() -> Melodeon:
 
     assert os.environ.get("XDG_RUNTIME_DIR")
     return call
+
+
+@pytest.fixture
+def cluster(place: Path) -> Iterator[Serving]:
+    """A service that this user has started."""
+    with found(place) as made:
+        yield made
