@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from melodeon.control.service import Ready
 
 STATE = ".melodeon/cluster"
-OPEN = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(

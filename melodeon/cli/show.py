@@ -8,7 +8,7 @@ from melodeon.cli.cluster import ClusterJob, connect, print_value, say, say_next
 from melodeon.cli.job import Output, from_here, wants_json
 from melodeon.cli.output import print_titled
 from melodeon.cli.submit import deadline_text
-from melodeon.cli.wait import submit_again
+from melodeon.cli.wait import submit_again, tell_result
 from melodeon.core.moments import day_and_clock
 from melodeon.core.text import plain
 from melodeon.sim.clock import length
@@ -65,12 +65,7 @@ def _tell(info: "JobInfo", now: float) -> None:
         say("changes", f"{changes}, {counted(info.incarnation, 'start')}; {length(info.pause_s)} without progress")
     if info.why:
         say("why", info.why)
-    for text in info.warnings:
-        say("warning", text)
-    if info.digest:
-        say("digest", info.digest)
-    if info.run_dir:
-        say("run", from_here(info.run_dir))
+    tell_result(info)
 
 
 def _steps(info: "JobInfo") -> str:

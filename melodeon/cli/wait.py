@@ -104,16 +104,21 @@ def tell_end(info: "JobInfo", retry: "Callable[[JobInfo], str]") -> None:
     steps = f", {number(info.step)} steps" if info.step else ""
     why = f": {info.why}" if info.why and info.phase.value != "done" else ""
     say(info.phase.value, f"{info.id} after {took}{steps}{why}")
+    tell_result(info)
+    if info.phase.value == "rejected":
+        say_next(retry(info))
+    else:
+        say("next", f"melodeon {'logs' if info.phase.value == 'failed' else 'show'} {info.id}")
+
+
+def tell_result(info: "JobInfo") -> None:
+    """What a job warned of and brought, as far as there is any."""
     for text in info.warnings:
         say("warning", text)
     if info.digest:
         say("digest", info.digest)
     if info.run_dir:
         say("run", from_here(info.run_dir))
-    if info.phase.value == "rejected":
-        say_next(retry(info))
-    else:
-        say("next", f"melodeon {'logs' if info.phase.value == 'failed' else 'show'} {info.id}")
 
 
 def _seconds(text: str) -> float:

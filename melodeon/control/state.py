@@ -47,7 +47,6 @@ class State(msgspec.Struct, kw_only=True):
     """Nodes that are not as they should be: (up, drained)."""
     known: dict[str, Known] = {}
     """Scaling curves by signature."""
-    curves_version: int = 0
     starts: tuple[float, ...] = ()
     """How many seconds the newest starts took until workers trained, the last one last."""
 
@@ -124,4 +123,3 @@ def _learn(state: State, fact: CurveMeasured) -> None:
     known = state.known.get(fact.signature, Known())
     curve = known.by_type.get(fact.device_type, NOTHING).learn(fact.points, fact.source, fact.struck)
     state.known[fact.signature] = replace(known, by_type={**known.by_type, fact.device_type: curve})
-    state.curves_version += 1

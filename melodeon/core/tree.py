@@ -47,14 +47,6 @@ def carries(stack: Sequence[Span], leaf: int, virtual_workers: int) -> int:
     return merges
 
 
-def push(stack: Sequence[Span], leaf: int, virtual_workers: int) -> tuple[Span, ...]:
-    """The stack after pushing a leaf and carrying."""
-    merges = carries(stack, leaf, virtual_workers)
-    if not merges:
-        return (*stack, (leaf, leaf + 1))
-    return (*stack[: len(stack) - merges], (stack[-merges][0], leaf + 1))
-
-
 def fold(spans: Sequence[Span], virtual_workers: int) -> tuple[tuple[int, int], ...]:
     """The additions that take `spans` (in rank order, covering all ranks) to the root.
 

@@ -19,6 +19,7 @@ from melodeon.coord.marks import started
 from melodeon.core.definition import Definition
 from melodeon.core.launch import Launch
 from melodeon.core.receipt import Receipt, ReceiptEntry, header_line, next_entry
+from melodeon.core.statediff import state_line
 from melodeon.runtime.digest import StateDigest
 from melodeon.runtime.link import Link
 from melodeon.runtime.records import Records
@@ -194,8 +195,7 @@ class Journal:
             self._receipts.add(entry.line(), write=self._main)
         if self._record_states and step > self._stated:
             self._stated = step
-            row = json.dumps({"step": step, "digest": digest.root, "leaves": digest.leaves}) + "\n"
-            self._states.add(row, write=self._main)
+            self._states.add(state_line(step, digest.root, digest.leaves), write=self._main)
 
     def close(self, *, failed: bool = False) -> None:
         """Close the files; without a launcher, say in run.json how the run ended."""

@@ -49,11 +49,6 @@ class Split:
     step_s: float
     """Of the slowest type, with communication."""
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether several types take part."""
-        return len(self.parts) > 1
-
 
 def sizes_up_to(most: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, ...: powers of two and the mid-points between them."""

@@ -1,9 +1,10 @@
 import itertools
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melodeon.core.tree import Span, cover, fold, mergeable, push
+from melodeon.core.tree import Span, carries, cover, fold, mergeable
 
 
 @st.composite
@@ -22,6 +23,14 @@ def nested(start: int, stop: int, virtual_workers: int) -> str:
     while size * 2 < stop - start:
         size *= 2
     return f"({nested(start, start + size, virtual_workers)}+{nested(start + size, stop, virtual_workers)})"
+
+
+def push(stack: Sequence[Span], leaf: int, virtual_workers: int) -> tuple[Span, ...]:
+    """The stack after pushing a leaf and carrying."""
+    merges = carries(stack, leaf, virtual_workers)
+    if not merges:
+        return (*stack, (leaf, leaf + 1))
+    return (*stack[: len(stack) - merges], (stack[-merges][0], leaf + 1))
 
 
 def spans_of(virtual_workers: int, cuts: list[int]) -> list[Span]:

@@ -53,10 +53,10 @@ def test_it_falls_back_to_one_type_where_mixing_does_not_pay() -> None:
     slow = {size: 40 * seconds for size, seconds in V100_TIMES.items()}
     split = solve(1024, {V100: 2, P100: 2}, {V100: V100_TIMES, P100: slow}, comm_s=0.01)
     assert split is not None
-    assert not split.is_mixed
+    assert len(split.parts) == 1
     demanding = solve(8192, {V100: 2, P100: 2}, BOTH, min_gain=1.0)
     assert demanding is not None
-    assert not demanding.is_mixed
+    assert len(demanding.parts) == 1
 
 
 def test_what_cannot_be_covered_has_no_split_and_bad_profiles_are_named() -> None:

@@ -22,7 +22,6 @@ class Chosen:
     live: Sequence[Row]
     num_live: int
     past: Sequence[Row]
-    num_past: int
 
 
 def chosen(controller: Controller, now: float) -> Chosen:
@@ -34,7 +33,6 @@ def chosen(controller: Controller, now: float) -> Chosen:
         live=[row_of(controller.job(job.id), now) for job in order[:LIVE_ROWS]],
         num_live=len(order),
         past=[row_of(controller.job(name), now) for name in past],
-        num_past=len(state.past),
     )
 
 
