@@ -1,4 +1,7 @@
-"""`melodeon run`: a training script on any number of local workers."""
+"""`melodeon run`: a training script on any number of local workers.
+
+The function of that name is long because every option, which typer reads from it, is a line.
+"""
 
 import shlex
 import sys
@@ -98,11 +101,8 @@ def run(
     watch = Watch(restarts=restarts, factor=straggler, patience=patience)
     where = Where(agents=agents, store=store, listen=listen)
     elastic = _elastic(launch, where, watch, read_curves(curves)) if is_elastic else None
-    if elastic is None and listen is not None:
-        raise UsageError(
-            f"--listen {listen} is for agents of other machines: leave out --static, --assignment and --record-ops"
-        )
-    if elastic is not None and name is not None:
+    _require_agents(listen, have=is_elastic)
+    if is_elastic and name is not None:
         _require_free(runs_root, name)
     command = ["melodeon", *sys.argv[1:]]
     request = Request(script=script, args=args or (), launch=launch, name=name, command=command, elastic=elastic)
@@ -136,6 +136,13 @@ def _elastic(launch: Launch, where: Where, watch: Watch, curves: Curves) -> "Ela
         hybrid=HybridConfig(curves=curves) if launch.hybrid else None,
     )
     return Elastic(job=job, agents=where.agents, listen=listen, store=where.store)
+
+
+def _require_agents(listen: str | None, *, have: bool) -> None:
+    if listen is not None and not have:
+        raise UsageError(
+            f"--listen {listen} is for agents of other machines: leave out --static, --assignment and --record-ops"
+        )
 
 
 def _require_free(runs_root: str, name: str) -> None:

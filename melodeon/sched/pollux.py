@@ -45,7 +45,7 @@ class Pollux:
     """The policy, with its options."""
 
     power: float = -1.0
-    """`p` of the power mean; Pollux' own evaluation uses -1."""
+    """`p` of the power mean; Pollux's own evaluation uses -1."""
     assume: bool = False
     """Let jobs that say nothing about batch sizes change theirs too, with the defaults of `core.goodput`."""
     moves: int = 4000
@@ -134,7 +134,7 @@ def _homes(view: ClusterView) -> dict[DeviceType, list[JobState]]:
 
 
 def _kept_part(view: ClusterView, job: JobState, kind: DeviceType, workers: int, restarts: int) -> float:
-    """Pollux' restart penalty: what is left of a speed-up if the share changes."""
+    """Pollux's restart penalty: what is left of a speed-up if the share changes."""
     if job.started_s is None or job.held(kind) == workers:
         return 1.0
     age_s = view.now_s - job.spec.submit_s

@@ -1,4 +1,4 @@
-"""Pollux' workloads: `name, time, application, num_replicas, batch_size`, a row a job.
+"""Pollux's workloads: `name, time, application, num_replicas, batch_size`, a row a job.
 
 A workload says neither how long a job is nor how fast: both come from the applications' measurements, which lie in
 `traces/APPLICATION` beside the workload's folder, as Pollux publishes them. Jobs have no deadline. `batch_size` is the

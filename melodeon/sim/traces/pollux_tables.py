@@ -1,4 +1,4 @@
-"""Pollux' measurements of an application: step times by placement and batch size, and how training went.
+"""Pollux's measurements of an application: step times by placement and batch size, and how training went.
 
     placements.csv    placement (a digit a node: its replicas), local_bsz, step_time, sync_time
     scalability.csv   num_nodes, num_replicas, local_bsz, step_time, sync_time        (more replicas than above)
@@ -67,7 +67,7 @@ def read_application(folder: Path) -> Application:
     """Read the tables of one application."""
     ends = sorted((_batch_of(path), _last(path)) for path in folder.glob("validation-*.csv"))
     if not ends:
-        raise NotFound(f"{folder} has no validation-*.csv: it must hold Pollux' measurements of one application")
+        raise NotFound(f"{folder} has no validation-*.csv: it must hold Pollux's measurements of one application")
     by_nodes: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
     for row in csv_rows(folder / "placements.csv"):
         digits = row.text("placement")
