@@ -53,7 +53,7 @@ LIVE = Overheads(
     start=Pause(base_s=4.0, large_s=10.0, connect_s=0.0),
     first_start=True,
 )
-"""What a change of workers costs on one machine: a start imports the training library first."""
+"""What changes of workers cost on one machine; for starts, until enough are seen (`rounds.FEW_STARTS`)."""
 LOG_LOOK_S = 0.25
 """How often a growing log is looked at for somebody who waits."""
 STORY = 5000

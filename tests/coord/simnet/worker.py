@@ -49,7 +49,6 @@ class Worker(Node):
         self.last_words: Status | None = None
         """What it leaves on the disk when it ends by itself."""
         self.preempted = False
-        self.stopped_at = 0.0
         self.last_commit = 0.0
         self.pause_s = 0.0
         world.clock.after(0.05 + world.clock.random.random() * 0.3, self, self._ready)
