@@ -22,7 +22,7 @@ from melodeon.backends.fleet_values import LaunchOrder
 from melodeon.backends.local import Event
 from melodeon.backends.machine import require_torch
 from melodeon.backends.outcome import Outcome
-from melodeon.backends.runs import size_of, write_record
+from melodeon.backends.runs import note, size_of, write_record
 from melodeon.coord import limits, registry
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig
@@ -119,14 +119,6 @@ def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last:
     _enter(order)
     if order.preload is None:
         require_torch()
-
-    def listen(event: Event) -> None:
-        last.update({key: event[key] for key in ("step", "digest") if key in event})
-        if event.get("kind") == "view":
-            last["workers"] = event.get("workers")
-        if event.get("kind") == "joined":
-            record.update({key: event[key] for key in ("virtual_workers", "order") if key in event})
-
     return run_elastic(
         order.argv,
         launch_of(order, pin=not cuda and devices.size[False] <= _cores()),
@@ -139,7 +131,7 @@ def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last:
             zygote=order.zygote,
         ),
         env={**order.env, **devices.environment(cuda=cuda)},
-        on_event=listen,
+        on_event=lambda event: note(event, last, record, ("virtual_workers", "order")),
     )
 
 

@@ -7,7 +7,6 @@ one selector (events, output, exits, signals), so nothing polls. The first failu
 """
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -22,6 +21,7 @@ from pathlib import Path
 from melodeon.backends.outcome import Exit, Outcome, judge
 from melodeon.backends.signals import forwarded_signals
 from melodeon.backends.streams import Lines
+from melodeon.backends.tail import events_in
 from melodeon.core.determinism import level_env
 from melodeon.core.launch import Launch
 
@@ -229,13 +229,7 @@ class _Crew:
         return show
 
     def _heard(self, data: bytes) -> None:
-        for line in data.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # the torn last line of a worker that was killed
-            if not isinstance(event, dict):
-                continue
+        for line, event in events_in(data):
             self._events.write(line + b"\n")
             self._events.flush()
             if event.get("kind") == "error":

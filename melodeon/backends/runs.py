@@ -77,11 +77,7 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
     last: Event = {}
 
     def listen(event: Event) -> None:
-        last.update({key: event[key] for key in ("step", "digest") if key in event})
-        if event.get("kind") == "view":
-            last["workers"] = event.get("workers")
-        if event.get("kind") == "joined":
-            record.update({key: event[key] for key in ("assignment", "virtual_workers", "order") if key in event})
+        note(event, last, record, ("assignment", "virtual_workers", "order"))
         if on_event is not None:
             on_event(event)
 
@@ -96,6 +92,15 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
         record |= {"last_workers": launch.num_workers if request.elastic is None else size_of(last.get("workers"))}
         write_record(run_dir, record)
     return _report(run_dir, outcome, seconds, last)
+
+
+def note(event: Event, last: Event, record: dict[str, object], joined: Sequence[str]) -> None:
+    """Keep what a run's record is made of: `last` for its end; of who joins, the fields `joined` at once."""
+    last.update({key: event[key] for key in ("step", "digest") if key in event})
+    if event.get("kind") == "view":
+        last["workers"] = event.get("workers")
+    if event.get("kind") == "joined":
+        record.update({key: event[key] for key in joined if key in event})
 
 
 def _begun(request: Request, launch: Launch, run_dir: Path) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Growing files, read as they grow: what was read once is not read again."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from melodeon.backends.streams import Lines
@@ -51,10 +51,16 @@ class EventTail:
         self._tail.read()
 
     def _heard(self, data: bytes) -> None:
-        for line in data.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # half a line of an agent that was killed
-            if isinstance(event, dict):
-                self._on_event(event)
+        for _, event in events_in(data):
+            self._on_event(event)
+
+
+def events_in(data: bytes) -> Iterator[tuple[bytes, dict[str, object]]]:
+    """The events in some lines, each with its line; half a line, as somebody who was killed leaves it, is none."""
+    for line in data.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield line, event
