@@ -3,10 +3,12 @@
     admission   a job may start if its least is free now, or if starting it does not lengthen the mean completion time
     allocation  its least to every running job, then step by step to the job whose end one more device brings nearest
 
-The mean completion time is foreseen by playing the allocation rule forward over the next ends, once with the newcomer
-started now and once when its least becomes free. Running jobs give way down to their least; none is stopped.
+The mean completion time is foreseen (`foresight`) by playing the allocation rule forward over the next ends, once with
+the newcomer started now and once when its least becomes free. Running jobs give way down to their least; nobody is
+stopped.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from melodeon.core.cluster import DeviceType
@@ -16,14 +18,11 @@ from melodeon.core.jobs import JobId
 from melodeon.core.plan import Share
 from melodeon.sched.climbing import Climber, Given, climb, time_saved
 from melodeon.sched.estimate import ladders, seconds_left
+from melodeon.sched.foresight import Runner, runner, seconds_to_ends
 
 FREE_NOW = "its least was free"
 SHORTENS = "its start does not lengthen the mean completion time"
 RUNS = "it runs"
-FORESIGHT = 12
-"""So many ends are played forward; shares stay as they are after those."""
-WORK = 2000
-"""Fewer ends where that would be more than so many jobs to look at: a round must stay short on large clusters."""
 
 
 @dataclass(slots=True)
@@ -39,14 +38,20 @@ class Pool:
     reasons: dict[JobId, str] = field(default_factory=dict)
     least: int = 0
     """What the members must have between them."""
+    _runners: dict[JobId, Runner] = field(default_factory=dict)
+    _given: dict[JobId, Given] | None = None
+    """What the members get; None: one has joined since."""
 
     def join(self, job: JobState, reason: str) -> None:
         """From now on the job is one of those that run."""
         self.members[job.spec.id] = job
         self.reasons[job.spec.id] = reason
-        self.least += self._ladder(job).levels[0]
+        ladder = self._ladder(job)
+        self.least += ladder.levels[0]
+        self._runners[job.spec.id] = runner(ladder, job.remaining)
+        self._given = None
         # What it holds is not free already; a newcomer takes its least, from the free ones first.
-        self.free = max(0, self.free - (0 if job.held(self.kind) else self._ladder(job).levels[0]))
+        self.free = max(0, self.free - (0 if job.held(self.kind) else ladder.levels[0]))
 
     def fits(self, job: JobState) -> bool:
         """Whether everybody's least leaves room for this job's."""
@@ -62,8 +67,11 @@ class Pool:
 
     def allocation(self, newcomer: JobState | None = None) -> dict[JobId, Given]:
         """The allocation rule, perhaps with one job more."""
-        jobs = [*self.members.values(), *([newcomer] if newcomer else [])]
-        return self._climbed([(job, job.remaining) for job in jobs])
+        if newcomer is not None:
+            return self._climbed([*self.members.values(), newcomer])
+        if self._given is None:
+            self._given = self._climbed(self.members.values())
+        return self._given
 
     def free_at(self, workers: int, given: dict[JobId, Given], newcomer: JobState | None = None) -> tuple[float, int]:
         """Seconds from now until so many devices are free if shares stay, and how many are free then."""
@@ -93,36 +101,18 @@ class Pool:
         jobs = {**self.members, newcomer.spec.id: newcomer} if newcomer else self.members
         return [(seconds_left(self.view, jobs[j], self.kind, g.workers), g.workers) for j, g in given.items()]
 
-    def _climbed(self, work: list[tuple[JobState, float]]) -> dict[JobId, Given]:
+    def _climbed(self, jobs: Iterable[JobState]) -> dict[JobId, Given]:
         climbers: list[Climber] = []
-        for job, left in work:
+        for job in jobs:
             ladder = self._ladder(job)
-            climbers.append(Climber(job.spec.id, ladder, ladder.levels[0], ladder.rates[0], left))
+            climbers.append(Climber(job.spec.id, ladder, ladder.levels[0], ladder.rates[0], job.remaining))
         return climb(climbers, self.capacity - sum(climber.workers for climber in climbers), time_saved)
 
     def _shortens(self, job: JobState) -> bool:
-        return self._played(job, waits=False) <= self._played(job, waits=True)
-
-    def _played(self, newcomer: JobState, *, waits: bool) -> float:
-        """Seconds to everybody's end, added up, if the newcomer starts now or else when its least becomes free."""
-        running = [(job, job.remaining) for job in self.members.values()]
-        if not waits:
-            running.append((newcomer, newcomer.remaining))
-        total = 0.0
-        for _ in range(max(1, min(FORESIGHT, WORK // (len(running) + 1)))):
-            given = self._climbed(running)
-            rated = [(job, left, self._ladder(job).rate(given[job.spec.id].workers)) for job, left in running]
-            passed_s = min((left / rate for _, left, rate in rated), default=0.0)
-            total += passed_s * (len(running) + waits)
-            running = [(job, left - rate * passed_s) for job, left, rate in rated if left / rate > passed_s]
-            held = sum(given[job.spec.id].workers for job, _ in running)
-            if waits and self.capacity - held >= self._ladder(newcomer).levels[0]:
-                running.append((newcomer, newcomer.remaining))
-                waits = False
-        if waits:
-            running.append((newcomer, newcomer.remaining))
-        given = self._climbed(running)
-        return total + sum(left / self._ladder(job).rate(given[job.spec.id].workers) for job, left in running)
+        members = list(self._runners.values())
+        newcomer = runner(self._ladder(job), job.remaining)
+        now_s, later_s = (seconds_to_ends(members, newcomer, self.capacity, waits=waits) for waits in (False, True))
+        return now_s <= later_s
 
 
 def open_pools(view: ClusterView) -> tuple[dict[DeviceType, Pool], list[JobState]]:
