@@ -4,6 +4,7 @@ Kept as values: a job's standing says from which service and which moment on it 
 starts again at nothing in both.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from math import isfinite
 from typing import NamedTuple
@@ -52,8 +53,7 @@ class Queues(NamedTuple):
 
     def of(self, job: JobState) -> int:
         """The job's queue; 0 goes first."""
-        service_s = self.service_s(job)
-        return sum(service_s >= threshold for threshold in self.thresholds_s)
+        return bisect_right(self.thresholds_s, self.service_s(job))
 
     def order(self, job: JobState) -> tuple[int, float]:
         """Sort key: the queue, and within it the job that came first."""
