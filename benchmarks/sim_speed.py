@@ -14,6 +14,8 @@ What else runs on the machine only ever adds to CPU time, so the best of several
 """
 
 import sys
+from argparse import Namespace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -38,6 +40,36 @@ GROWTH = (500, 1000, 2000, 4000)
 
 def main() -> None:
     """Measure and print the report."""
+    options = asked()
+    bench = Bench(options.data, options.slot, options.limit)
+    for policy in options.policies.split(","):
+        for case in (TESTBED,) if options.no_clusters else (TESTBED, FIRST, PHILLY):
+            bench.run(case, policy)
+    peers = [compared(options.data, case, slot_s) for case in (TESTBED, SMALLEST) for slot_s in (60.0, 240.0)]
+    found = [row for row in peers if row is not None]
+    total = None if options.no_clusters else round(sum(bench.run(case, "elasticflow") for case in CLUSTERS), 1)
+    mine = found[0]
+    report(
+        benchmark="sim_speed",
+        metric="CPU seconds for the 195-job trace under ElasticFlow, 60 s slots",
+        value=mine["cpu_s"],
+        peer="ElasticFlow's simulator (measured earlier, two shared cores)",
+        peer_value=mine["peer_cpu_s"],
+        ratio=mine["ratio"],
+        compared=found,
+        seven_clusters_cpu_s=total,
+        growth=growth(options.data, options.slot),
+        rows=bench.rows,
+        bounds=[
+            *(at_least(f"{row['trace']}, slots {row['slot_s']} s", float(str(row["ratio"])), LEAST) for row in found),
+            *([] if total is None else [at_most("CPU seconds, seven clusters", total, MOST_S)]),
+        ],
+        check=options.check,
+    )
+
+
+def asked() -> Namespace:
+    """What the command line says; stops with a sentence where a trace is missing."""
     made = parser(__doc__ or "")
     made.add_argument("--policies", default=",".join(sorted(POLICIES)))
     made.add_argument("--slot", type=float, default=60.0)
@@ -49,19 +81,31 @@ def main() -> None:
         sys.exit(
             f"{options.data} does not hold {PHILLY.file}: put it there, or leave the large traces out (--no-clusters)"
         )
-    rows: list[dict[str, object]] = []
-    traces: dict[str, tuple[JobSpec, ...]] = {}
+    return options
 
-    def run(case: Case, policy: str) -> float:
-        jobs = traces.get(case.name) or jobs_of(options.data, case)
-        traces[case.name] = jobs
+
+@dataclass
+class Bench:
+    """Policies on traces, a row for each; a trace is read once."""
+
+    data: Path
+    slot_s: float
+    limit_s: float
+    """For the largest trace."""
+    rows: list[dict[str, object]] = field(default_factory=list)
+    _traces: dict[str, tuple[JobSpec, ...]] = field(default_factory=dict)
+
+    def run(self, case: Case, policy: str) -> float:
+        """One simulation; the CPU seconds that it took."""
+        jobs = self._traces.get(case.name) or jobs_of(self.data, case)
+        self._traces[case.name] = jobs
         if case is PHILLY:
-            summary, cpu_s = simulate_for(options.limit, jobs, case.cluster, policy, slot_s=options.slot)
+            summary, cpu_s = simulate_for(self.limit_s, jobs, case.cluster, policy, slot_s=self.slot_s)
         else:
-            summary, cpu_s = simulate(jobs, case.cluster, policy, slot_s=options.slot)
+            summary, cpu_s = simulate(jobs, case.cluster, policy, slot_s=self.slot_s)
         done = summary.num_jobs - summary.num_unfinished
         progress(f"{case.name} {policy}: {done} of {len(jobs)} jobs in {cpu_s:.2f} CPU s, {done / cpu_s:.0f} jobs/s")
-        rows.append(
+        self.rows.append(
             {
                 "trace": case.name,
                 "policy": policy,
@@ -74,31 +118,6 @@ def main() -> None:
             }
         )
         return cpu_s
-
-    for policy in options.policies.split(","):
-        for case in (TESTBED,) if options.no_clusters else (TESTBED, FIRST, PHILLY):
-            run(case, policy)
-    peers = [compared(options.data, case, slot_s) for case in (TESTBED, SMALLEST) for slot_s in (60.0, 240.0)]
-    found = [row for row in peers if row is not None]
-    total = None if options.no_clusters else sum(run(case, "elasticflow") for case in CLUSTERS)
-    mine = found[0]
-    report(
-        benchmark="sim_speed",
-        metric="CPU seconds for the 195-job trace under ElasticFlow, 60 s slots",
-        value=mine["cpu_s"],
-        peer="ElasticFlow's simulator (measured earlier, two shared cores)",
-        peer_value=mine["peer_cpu_s"],
-        ratio=mine["ratio"],
-        compared=found,
-        seven_clusters_cpu_s=None if total is None else round(total, 1),
-        growth=growth(options.data, options.slot),
-        rows=rows,
-        bounds=[
-            *(at_least(f"{row['trace']}, slots {row['slot_s']} s", float(str(row["ratio"])), LEAST) for row in found),
-            *([] if total is None else [at_most("CPU seconds, seven clusters", round(total, 1), MOST_S)]),
-        ],
-        check=options.check,
-    )
 
 
 def compared(data: Path, case: Case, slot_s: float) -> dict[str, object] | None:
