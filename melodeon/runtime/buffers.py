@@ -2,7 +2,9 @@
 
 A large buffer that nobody wrote costs nothing: autograd's version counter tells, and a tensor put in a buffer's place
 is another object. Small floating-point ones are always copied, because the kernels of batch normalisation write running
-statistics behind that counter. What a script does to buffers between the steps stays, as it does in a plain loop.
+statistics behind that counter. What else is written behind it (`buffer.data`, as by a codebook's moving average) shows
+in a worker's first steps, where values are compared, and is copied from then on. What a script does to buffers between
+the steps stays, as it does in a plain loop.
 """
 
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ import torch
 
 from melodeon.core.errors import UsageError
 from melodeon.runtime.group import Group
+from melodeon.runtime.guard import FIRST_STEPS
 
 _SMALL = 1 << 16
 """Elements; running statistics have one per channel."""
@@ -45,6 +48,9 @@ class Buffers:
         self._silent = [index for index, may in enumerate(silent) if may]
         """The buffers that may be written without a trace."""
         self._loud = [index for index, may in enumerate(silent) if not may]
+        """Those whose version counter tells, as far as is known."""
+        self._steps = 0
+        """How many have begun here."""
         self._start: list[torch.Tensor] = []
         self._spare: dict[int, torch.Tensor] = {}
         """Memory for what virtual rank 0 leaves: it and `_start` change places at every commit."""
@@ -70,6 +76,7 @@ class Buffers:
 
     def begin_step(self) -> None:
         """The first local virtual worker starts from what is there, the script's own changes included."""
+        self._steps += 1
         now = self._now()
         written = self._written(now)
         for index in written:
@@ -170,6 +177,8 @@ class Buffers:
         return now  # type: ignore[return-value]  # no None is left
 
     def _written(self, now: Sequence[torch.Tensor]) -> list[int]:
+        if self._steps <= FIRST_STEPS:
+            self._find_silent(now)
         if all(map(is_, now, self._home)):
             return self._silent + [index for index in self._loud if now[index]._version != self._versions[index]]
         known = zip(now, self._home, self._versions, strict=True)
@@ -179,6 +188,19 @@ class Buffers:
             for index, (buffer, home, version) in enumerate(known)
             if index in silent or buffer is not home or buffer._version != version
         ]
+
+    def _find_silent(self, now: Sequence[torch.Tensor]) -> None:
+        """Whose values are others, though its counter says nothing, is written without a trace."""
+        found = [
+            index
+            for index in self._loud
+            if now[index] is self._home[index]
+            and now[index]._version == self._versions[index]
+            and not torch.equal(now[index], self._start[index])
+        ]
+        if found:
+            self._silent = sorted([*self._silent, *found])
+            self._loud = [index for index in self._loud if index not in found]
 
 
 def _by_dtype(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copies:

@@ -3,8 +3,9 @@
 Until the update, weights must stay as they are and gradients belong to the job: a script that clips them by itself,
 runs a backward pass of its own or changes weights would do so between virtual workers that happen to share a worker.
 Autograd's version counters show it, for a few dozen nanoseconds a parameter, and addresses show what was put in a
-weight's place; what is written through `param.data` shows in neither. Gradients that the job has already taken away
-cannot show anything, so a trip wire takes the place of one of them: a zero that nobody should touch.
+weight's place; what is written through `param.data` shows in neither. So in a worker's first steps, which show what a
+script does, the weights themselves are summed up before and after. Gradients that the job has already taken away cannot
+show anything, so a trip wire takes the place of one of them: a zero that nobody should touch.
 
 Where a step is many small kernels, reading an attribute of every parameter is time that the device waits. So gradients
 are read once before a backward pass and once after it, and what was read is handed on to and from whoever sums them.
@@ -21,7 +22,11 @@ Grads = list[torch.Tensor | None]
 Marks = tuple[Grads, list[int]]
 """Gradients, and how often each was written; -1 where there is none."""
 
+FIRST_STEPS = 4
+"""Steps of a worker in which values are compared too: it takes as long as reading them twice."""
+
 _grad, _version, _place = attrgetter("grad"), attrgetter("_version"), torch.Tensor.data_ptr
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def grads_of(params: Sequence[torch.nn.Parameter]) -> Grads:
@@ -33,6 +38,20 @@ def marks_of(params: Sequence[torch.nn.Parameter]) -> Marks:
     """What lies in `.grad`, and how often each was written."""
     grads = grads_of(params)
     return grads, _versions(grads)
+
+
+def sums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The sum of each tensor's bits, taken as whole numbers: another one means other values."""
+    if not tensors:
+        return []
+    found = []
+    for tensor in tensors:
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        plain = torch.view_as_real(plain) if plain.is_complex() else plain
+        bits = _BITS[plain.element_size()]
+        found.append(plain.view(bits).sum(dtype=bits))  # it may wrap around, which costs no temporary copy
+    sums: list[int] = torch.stack([one.to(torch.int64) for one in found]).tolist()  # one wait for the device
+    return sums
 
 
 class Weights:
@@ -47,6 +66,10 @@ class Weights:
         self._places: list[int] = []
         self._held: list[torch.Tensor] = []
         """The memory at those places: while it is held, nothing else can come to lie there."""
+        self._sums: list[int] | None = None
+        """What the weights' bits sum up to; None: not taken in this step."""
+        self._steps = 0
+        """How many have begun here."""
 
     def begin_step(self) -> None:
         """Weights are as the last update left them, or the script since then."""
@@ -54,14 +77,19 @@ class Weights:
         places = list(map(_place, self._params))
         if places != self._places:
             self._places, self._held = places, [param.data for param in self._params]
+        self._sums = sums_of(self._params) if self._steps < FIRST_STEPS else None
+        self._steps += 1
 
     def check(self, step: int) -> None:
         """Refuse to update weights if somebody has changed one since the step began."""
         versions, places = list(map(_version, self._params)), list(map(_place, self._params))
-        if versions == self._versions and places == self._places:
+        before = self._sums
+        sums = None if before is None else sums_of(self._params)
+        if versions == self._versions and places == self._places and sums == before:
             return
         for index, name in enumerate(self._names):
-            if versions[index] != self._versions[index] or not self._kept(index, places[index]):
+            written = versions[index] != self._versions[index] or bool(sums and before and sums[index] != before[index])
+            if written or not self._kept(index, places[index]):
                 raise UsageError(
                     f"{name!r} was changed in step {step} before the update, by the script or in a forward pass: "
                     "change weights once per step, after optimizer.step() and under `if job.committed:`"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from melodeon.core.errors import NonFiniteLoss, UsageError
+from melodeon.runtime.guard import sums_of
 from tests.runtime.joined import Join, Script
 from tests.runtime.loop import parts
 
@@ -183,16 +184,18 @@ def test_outside_the_loop(join: Join) -> None:
 class Momentum(nn.Module):
     """Its frozen half follows the other one, in every forward pass."""
 
-    def __init__(self, *, replace: bool) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
         self.query, self.key = (nn.Linear(parts.FEATURES, parts.CLASSES) for _ in range(2))
         self.key.requires_grad_(False)
-        self.replace = replace
+        self.how = how
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         query, key = self.query.weight, self.key.weight
-        if self.replace:
+        if self.how == "replace":
             key.data = key.data * 0.9 + query.data * 0.1
+        elif self.how == "unseen":
+            key.data.mul_(0.9).add_(query.data, alpha=0.1)
         else:
             with torch.no_grad():
                 key.mul_(0.9).add_(query, alpha=0.1)
@@ -201,11 +204,47 @@ class Momentum(nn.Module):
 
 
 @pytest.mark.parametrize("order", ["tree", "ddp"])
-@pytest.mark.parametrize("replace", [True, False])
-def test_frozen_weights_that_a_forward_pass_changes(join: Join, order: str, replace: bool) -> None:
-    script = Script(join(order=order), Momentum(replace=replace))
+@pytest.mark.parametrize("how", ["write", "replace", "unseen"])
+def test_frozen_weights_that_a_forward_pass_changes(join: Join, order: str, how: str) -> None:
+    script = Script(join(order=order), Momentum(how))
     with pytest.raises(UsageError, match=r"'key.weight' was changed in step 0 before the update, .* in a forward pass"):
         script.train(Script.good)
+
+
+def test_weights_clamped_after_every_batch(join: Join) -> None:
+    """As WGAN's scripts do: the first virtual workers of a step would clamp what the others have yet to read."""
+    script = Script(join())
+
+    def body(script: Script, batch: Any) -> None:
+        script.good(batch)
+        script.model.weight.data.clamp_(-0.01, 0.01)
+
+    with pytest.raises(UsageError, match=r"'weight' was changed in step 0 before the update, by the script"):
+        script.train(body)
+
+
+def test_weights_clamped_once_per_step(join: Join) -> None:
+    script = Script(join())
+
+    def body(script: Script, batch: Any) -> None:
+        script.good(batch)
+        if script.job.committed:
+            script.model.weight.data.clamp_(-0.01, 0.01)
+
+    script.train(body, epochs=2)
+    assert script.model.weight.abs().max() <= 0.01
+
+
+def test_weights_of_many_types_and_layouts_are_summed_up() -> None:
+    shared = torch.randn(4, 6)
+    kinds = (torch.float64, torch.bfloat16, torch.complex64, torch.complex128, torch.float8_e4m3fn)
+    tensors = [shared.t(), torch.zeros(0, 3), torch.tensor(1.5), *(torch.ones(3).to(kind) for kind in kinds)]
+    before = sums_of(tensors)
+    assert sums_of(tensors) == before
+    shared[1, 1] += 1.0
+    for tensor in tensors[2:]:
+        tensor.data.copy_(tensor * 2 if tensor.dtype != torch.float8_e4m3fn else torch.tensor(2.0))
+    assert [now == then for now, then in zip(sums_of(tensors), before, strict=True)] == [False, True, *([False] * 6)]
 
 
 def test_frozen_weights_may_change_once_per_step(join: Join) -> None:

@@ -79,6 +79,21 @@ def test_every_virtual_worker_starts_alike() -> None:
     assert values(model) == start
 
 
+def test_what_is_written_behind_the_counter_is_found_in_the_first_steps() -> None:
+    model = Model()
+    buffers = Buffers([model], Group(0, 1), 0)
+    for step in (1, 2, 3, 4, 5, 6):  # also after the steps in which values are compared
+        buffers.begin_step()
+        for rank in range(3):
+            if rank:
+                buffers.enter()
+            model.count.data.add_(1 + rank)
+            model.large.data.add_(1.0 + rank)
+            buffers.leave(rank)
+        buffers.commit(buffers.kept_bytes())
+        assert (int(model.count), float(model.large[-1])) == (step, step)
+
+
 def test_a_dropped_step_leaves_no_trace() -> None:
     model = Model()
     buffers = Buffers([model], Group(0, 1), 0)

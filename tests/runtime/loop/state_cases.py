@@ -71,7 +71,7 @@ class Counter:
 
 
 def buffers(order: str) -> None:
-    """Buffers that are replaced rather than written, written between epochs, and written after the update."""
+    """Buffers that are replaced, written through `.data`, written between epochs, and written after the update."""
     job = melodeon.join(virtual_workers=V, seed=13, order=order)
     model = Remembers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -96,11 +96,15 @@ class Remembers(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.register_buffer("heat", torch.tensor(8.0))
         self.register_buffer("large", torch.zeros(70_000), persistent=False)
+        self.register_buffer("place", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("book", torch.zeros(70_000))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.calls = self.calls + 1
         self.large = self.large + 1.0
-        return self.layer(inputs) * self.heat + self.large[0]
+        self.place.data.add_(1)
+        self.book.data.add_(inputs.detach().mean())
+        return self.layer(inputs) * self.heat * (1.0 + 0.01 * self.place) + self.large[0] + self.book.mean()
 
 
 def draws_after(order: str) -> None:
