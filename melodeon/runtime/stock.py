@@ -47,6 +47,9 @@ class StockEngine(Engine):
                 f"{group.size} workers cannot run stock DistributedDataParallel, which has one process per rank: "
                 f"start {assignment.virtual_workers}"
             )
+        self._wrapped: list[DistributedDataParallel] = []
+        self._called = False
+        """Whether one of them has run in the step in progress."""
 
     def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap the model as a stock script does."""
@@ -61,7 +64,12 @@ class StockEngine(Engine):
         model = super().adopt(model)
         if not any(param.requires_grad for param in model.parameters()):
             return model
-        return DistributedDataParallel(model, find_unused_parameters=self._find_unused)
+        self._wrapped.append(DistributedDataParallel(model, find_unused_parameters=self._find_unused))
+        self._wrapped[-1].register_forward_pre_hook(self._note_call)
+        return self._wrapped[-1]
+
+    def _note_call(self, _model: torch.nn.Module, _args: object) -> None:
+        self._called = True
 
     def source(
         self, dataset: Dataset[Any], plan: EpochPlan, seed: int, shuffle: bool, options: Mapping[str, Any]
@@ -83,6 +91,7 @@ class StockEngine(Engine):
 
     def begin_step(self) -> None:
         """Clear the gradients in the name of the script's zero_grad, which takes no effect inside a step."""
+        self._called = False
         for _, param in named_parameters(self._parts.models):
             param.grad = None
 
@@ -90,7 +99,12 @@ class StockEngine(Engine):
         """A process is its rank."""
 
     def backward(self, loss: torch.Tensor, weight: float) -> None:
-        """As in any script."""
+        """As in any script; where the model ran past its wrapper, nothing would be summed."""
+        if self._wrapped and not self._called:
+            raise UsageError(
+                "the model that ran is not the one that job.wrap returned, which in a stock run is a "
+                "DistributedDataParallel: write model, optimizer = job.wrap(model, optimizer), and call that model"
+            )
         loss.backward()  # type: ignore[no-untyped-call]
 
     def leave(self, rank: int) -> None:

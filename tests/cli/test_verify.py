@@ -97,6 +97,14 @@ def test_stock_ddp_is_found_equal(folder: Path) -> None:
     assert [Path(run["run_dir"]).name for run in result["runs"]] == sorted(runs_in(folder), reverse=True)
 
 
+def test_a_stock_run_of_a_model_past_its_wrapper_is_no_finding(folder: Path) -> None:
+    script = SCRIPT.replace("model, optimizer = job.wrap(model, optimizer)", "job.wrap(model, optimizer)")
+    (folder / "train.py").write_text(script)
+    done = called(folder, "verify", "--against", "ddp", "--workers", "1", "--steps", "2", "train.py")
+    assert done.returncode == 2
+    assert "the model that ran is not the one that job.wrap returned" in done.stderr
+
+
 def test_a_script_that_asks_for_its_workers_is_caught(folder: Path) -> None:
     done = called(folder, "verify", "train.py", "--workers", "1", "--assignment", "1,2", "--", "--wrong-from", "2")
     assert done.returncode == 6
