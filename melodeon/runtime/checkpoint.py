@@ -143,7 +143,10 @@ class BackgroundWriter:
     ) -> None:
         """Wait for the one before, then start writing this one."""
         self.wait()
-        self._pending = self._pool.submit(self.folder.write, step, state, definition, meta)
+        try:
+            self._pending = self._pool.submit(self.folder.write, step, state, definition, meta)
+        except RuntimeError:  # the script has ended, and threads take no more work: nothing is left to do beside it
+            self.folder.write(step, state, definition, meta)
 
     def wait(self) -> Path | None:
         """Wait for the one in flight and return its file, or None where there is none."""

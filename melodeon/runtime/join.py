@@ -79,7 +79,7 @@ def join(
     seed_all(settings.seed, where)
     course = Course(settings, launch, _engine(launch, settings, assignment, where), journal, facts, link)
     hook.course = course
-    atexit.register(course.close)
+    atexit.register(hook.close)
     _introduce(course)
     return Job(course)
 
@@ -209,6 +209,15 @@ class _ErrorHook:
         text = str(error) or type(error).__name__
         self._journal.event("error", worker=_number(self._launch), type=type(error).__name__, text=text, exit_code=code)
         self._journal.fail(text, code)
+
+    def close(self) -> None:
+        """At the script's end: what is wrong only now counts too, where Python would show it and end with 0."""
+        try:
+            if self.course is not None:
+                self.course.close()
+        except Exception as error:  # noqa: BLE001  # as for any other that nobody has caught
+            self._hook(type(error), error, error.__traceback__)
+            self._end(1)
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self.course is not None:

@@ -1,5 +1,5 @@
-import atexit
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tests.runtime.joined import Join
 def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     """Join in this process as a job of one worker, and leave nothing behind."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr("melodeon.runtime.join.atexit", types.SimpleNamespace(register=lambda _: None))
     torch.set_num_threads(1)
     for name, value in Launch(run_dir=str(tmp_path)).to_env().items():
         monkeypatch.setenv(name, value)
@@ -27,7 +28,6 @@ def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
 
     yield join_here
     for job in jobs:
-        atexit.unregister(job.course.close)
         job.course.broken = True
         job.close()
     torch.use_deterministic_algorithms(False)
