@@ -204,7 +204,8 @@ _EXACT = (
     "topk eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
     "bitwise_xor isnan isinf isfinite any all nonzero _unique2 _local_scalar_dense equal addcdiv nll_loss_backward "
     "smooth_l1_loss_backward huber_loss_backward slice_backward select_backward slice_scatter select_scatter "
-    "_assert_async _amp_update_scale_ searchsorted bucketize nan_to_num unfold_backward take repeat_interleave"
+    "_assert_async _amp_update_scale_ searchsorted bucketize nan_to_num unfold_backward take repeat_interleave "
+    "unsafe_split unsafe_split_with_sizes unsafe_chunk"
 )
 
 

@@ -122,6 +122,11 @@ def test_operators_that_add_in_the_order_of_arrival_stand_against_d1() -> None:
     assert assess([row], "cpu").verdict("D1").startswith("D1 on CPU: yes")
 
 
+def test_cutting_the_gates_of_a_recurrent_layer_stands_against_nothing() -> None:
+    for device in ("cpu", "cuda"):
+        assert causes_of("aten.unsafe_split.Tensor", device) == causes_of("aten.cat.default", device) == ()
+
+
 def test_an_operator_in_no_list_is_said_to_be_unknown() -> None:
     found = assess([{"module": "", "op": "mylib.magic.default", "count": 1, "share": 1.0}], "cpu")
     assert [cause.name for cause in found.findings[0].causes] == ["unknown"]
