@@ -58,6 +58,11 @@ class Agents:
         """Whether any still runs, and no other has given up."""
         return bool(self._running) and self.hopeless is None
 
+    @property
+    def running(self) -> dict[str, int]:
+        """Their processes, by name."""
+        return {agent: process.pid for agent, process in self._running.items()}
+
     def add(self, config: AgentConfig) -> None:
         """Start one more."""
         config = msgspec.structs.replace(config, lifeline_fd=self._lifeline)
@@ -69,6 +74,10 @@ class Agents:
         """Send a signal to each."""
         for process in self._running.values():
             process.send_signal(number)
+
+    def kill(self, agent: str) -> None:
+        """End one that stands still; it is started again."""
+        self._running[agent].kill()
 
     def sweep(self) -> None:
         """End whatever still runs, makers before what they make."""

@@ -65,6 +65,8 @@ class Elastic:
     ttl_s: float = 3.0
     silence_s: float = 5.0
     resend_s: float = 0.5
+    stuck_s: float = 15.0
+    """An agent that runs and has been missing from the store for so long is killed, and started again."""
 
     def __post_init__(self) -> None:
         factor = self.job.straggler_factor
@@ -144,7 +146,7 @@ class _Job:
                 self._stack.enter_context(forwarded_signals(wake_pipe(self._selector, self._stack, self._signalled)))
                 self._open(store)
                 self._show(0)
-                self._watch()
+                self._watch(store)
         finally:
             registry.remove(self._elastic.job.job, self._run_dir)
         self._look()
@@ -211,15 +213,21 @@ class _Job:
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        while self._agents.are_needed:
-            for key, _ in self._selector.select(LOOK_S):
-                key.data()
-            self._look()
-            if self._stopping is not None:
-                if time.monotonic() - self._stopping >= self.grace_s:
-                    return
-                self._say_stop()
+    def _watch(self, store: "StoreThread") -> None:
+        from melodeon.backends.rollcall import RollCall
+
+        with contextlib.closing(RollCall(store, self._prefix, self._token, self._elastic.stuck_s)) as roll:
+            while self._agents.are_needed and not self._is_out_of_time():
+                for key, _ in self._selector.select(LOOK_S):
+                    key.data()
+                self._look()
+                for agent in roll.missing(self._agents.running):
+                    self._agents.kill(agent)
+                if self._stopping is not None:
+                    self._say_stop()
+
+    def _is_out_of_time(self) -> bool:
+        return self._stopping is not None and time.monotonic() - self._stopping >= self.grace_s
 
     def _look(self) -> None:
         self._events.read()

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,9 +48,13 @@ class StoreThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="melodeon-store", daemon=True)
         self._thread.start()
 
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Do something in that loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something in that loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self.start(work).result()
 
     def read(self, key: str, token: str) -> bytes | None:
         """The value of a key."""

@@ -14,7 +14,8 @@ import pytest
 from melodeon.backends import agents
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.elastic_end import reason_of
-from melodeon.backends.outcome import Outcome
+from melodeon.backends.outcome import STOPPED, Outcome
+from melodeon.backends.rollcall import Absences
 from melodeon.coord import registry
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig, MasterState, WorkerInfo
@@ -244,6 +245,38 @@ def test_nothing_outlives_a_killed_launcher_when_somebody_is_stuck(tmp_path: Pat
         assert gone(stuck)
     finally:
         launcher.close()
+
+
+def test_an_agent_that_stands_still_is_started_again(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=2, elastic={"stuck_s": 1.0}) as job:
+        job.wait_for_view(0, 1)
+        workers, stuck = job.workers(), job.agent()
+        os.kill(stuck, signal.SIGSTOP)
+        assert gone(stuck)
+        assert job.handle.scale_out(1).ok, "the one in its place takes wishes"
+        assert {worker: job.workers()[worker] for worker in workers} == workers
+
+
+def test_a_job_ends_though_an_agent_stands_still(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=2, agents=2, elastic={"stuck_s": 1.0}) as job:
+        job.wait_for_view(0, 1)
+        os.kill(job.agent(1), signal.SIGSTOP)
+        assert job.handle.stop().ok
+        assert job.end() == STOPPED
+    assert job.all_processes() == []
+
+
+def test_who_is_missing_has_been_there() -> None:
+    absences = Absences(10.0)
+    assert absences.missing({"a": 1, "b": 2}, ["a"], 0.0) == []
+    assert absences.missing({"a": 1, "b": 2}, [], 20.0) == []
+    assert absences.missing({"a": 1, "b": 2}, [], 29.0) == []
+    assert absences.missing({"a": 1, "b": 2}, [], 30.0) == ["a"], "b may be starting still"
+    assert absences.missing({"a": 3, "b": 2}, [], 40.0) == [], "another process, which begins anew"
+    assert absences.missing({"a": 3, "b": 2}, ["a", "b"], 41.0) == []
+    assert absences.missing({"a": 3, "b": 2}, ["b"], 42.0) == []
+    assert absences.missing({"a": 3, "b": 2}, ["a"], 51.0) == []
+    assert absences.missing({"a": 3, "b": 2}, ["b"], 52.0) == [], "it had come back"
 
 
 def test_events_are_json_lines(tmp_path: Path) -> None:
