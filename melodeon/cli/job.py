@@ -188,13 +188,17 @@ def _clusters(name: str) -> "JobInfo | None":
 
 
 def on_cluster(name: str | None, runs_root: str = RUNS_ROOT, *, local: bool) -> "JobInfo | None":
-    """The cluster's job of this name; None where it means a run of this machine, or there is no cluster."""
+    """The cluster's job of this name; None where it means a run of this machine, or there is no cluster.
+
+    A whole name is meant before the beginning of another: what runs here as `b` is not the cluster's `boom-7`.
+    """
     cluster = None if local or name is None else there()
     if cluster is None or name is None:
         return None
     try:
         with cluster:
-            return cluster.job(name)
+            found = cluster.job(name)
+        return found if name in (found.id, found.name, "last") or not _is_called(name, runs_root) else None
     except NotFound:
         if _is_here(name, runs_root):
             return None
@@ -218,6 +222,14 @@ def _is_here(name: str, runs_root: str) -> bool:
     except NotFound:
         return find_ended(name, runs_root) is not None
     return True
+
+
+def _is_called(name: str, runs_root: str) -> bool:
+    """Whether a running job, or a run that is kept there, has exactly this id."""
+    from melodeon.coord import registry
+
+    kept = Path(runs_root) / name / "run.json"
+    return any(entry.id == name for entry in registry.entries()) or (name == kept.parent.name and kept.is_file())
 
 
 def find_ended(name: str | None, runs_root: str) -> Path | None:

@@ -6,6 +6,7 @@ import shlex
 
 from tests.cli.clusters import SHORT
 from tests.cli.conftest import Melodeon
+from tests.cli.fake_agent import job as running_job
 from tests.control.api.serving import Serving
 
 
@@ -49,3 +50,13 @@ def test_cancel_is_for_good(cluster: Serving, melodeon: Melodeon) -> None:
     code, _, err = melodeon("cancel", "short-2")
     assert (code, "is done already: there is nothing to cancel" in err) == (2, True)
     assert melodeon("cancel", "nobody")[0] == 4
+
+
+def test_a_whole_name_here_is_meant_before_the_beginning_of_a_clusters(cluster: Serving, melodeon: Melodeon) -> None:
+    melodeon("submit", "work/job.yaml")
+    with running_job(cluster.work, "cn") as agent:
+        assert melodeon("scale", "cn", "3", "--no-wait")[0] == 0
+        assert [ask.values for ask in agent.asked if ask.what == "scale"] == [{"n": 3}]
+        assert cluster.controller.job("cnn-1").override is None
+    assert melodeon("scale", "cn", "2")[0] == 0, "nothing here is called so any more"
+    assert cluster.controller.job("cnn-1").override == 2
