@@ -38,14 +38,16 @@ def reason_of(stored: bytes | None, run_dir: Path, errors: Sequence[Mapping[str,
 
 def _failed(text: str, errors: Sequence[Mapping[str, object]]) -> Outcome:
     """The master knows the sentence; the worker's own error event also says which exit code it stands for."""
+    named = re.match(r"worker (\d+) (failed: )?", text)
+    culprit = int(named[1]) if named else None
     for error in errors:
-        told = str(error.get("text", ""))
-        if told and told in text:
-            code, worker = error.get("exit_code"), error.get("worker")
+        told, worker = str(error.get("text", "")), error.get("worker")
+        is_another = named is not None and named[2] is not None and worker != culprit  # with the same words
+        if told and told in text and not is_another:
+            code = error.get("exit_code")
             return Outcome(
                 exit_code=code if isinstance(code, int) and code else 1,
                 worker=worker if isinstance(worker, int) else None,
                 reason=text,
             )
-    named = re.match(r"worker (\d+) ", text)
-    return Outcome(exit_code=1, worker=int(named[1]) if named else None, reason=text)
+    return Outcome(exit_code=1, worker=culprit, reason=text)

@@ -8,8 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from melodeon.core import errors as tree
-from melodeon.core.errors import Cancelled
+from melodeon.core.errors import Cancelled, sentence_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +69,8 @@ def judge(exits: Sequence[Exit], errors: Sequence[Mapping[str, object]], *, canc
     return Outcome(
         exit_code=code if isinstance(code, int) and code != 0 else 1,
         worker=culprit,
-        reason=_sentence(culprit, str(error.get("type")), str(error.get("text", ""))),
+        reason=sentence_of(culprit, str(error.get("type")), str(error.get("text", ""))),
     )
-
-
-def _sentence(worker: int, kind: str, text: str) -> str:
-    # Our own errors are sentences already; a script's exception needs its type to be understood.
-    return text if text and hasattr(tree, kind) else f"worker {worker} failed: {kind}: {text}".removesuffix(": ")
 
 
 def _describe(code: int) -> str:

@@ -88,7 +88,7 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
     finally:
         seconds = time.monotonic() - started
         record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": outcome.reason}
-        record |= {"seconds": round(seconds, 3), "steps": last.get("step"), "digest": last.get("digest")}
+        record |= {"seconds": round(seconds, 3), "steps": last.get("step"), "digest": last.get("digest") or None}
         record |= {"last_workers": launch.num_workers if request.elastic is None else size_of(last.get("workers"))}
         write_record(run_dir, record)
     return _report(run_dir, outcome, seconds, last)
@@ -96,9 +96,10 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
 
 def note(event: Event, last: Event, record: dict[str, object], joined: Sequence[str]) -> None:
     """Keep what a run's record is made of: `last` for its end; of who joins, the fields `joined` at once."""
-    last.update({key: event[key] for key in ("step", "digest") if key in event})
-    if event.get("kind") == "view":
+    if event.get("kind") == "view":  # it is told when its pauses are known, some steps after it began
         last["workers"] = event.get("workers")
+    else:
+        last.update({key: event[key] for key in ("step", "digest") if key in event})
     if event.get("kind") == "joined":
         record.update({key: event[key] for key in joined if key in event})
 
@@ -188,6 +189,6 @@ def _report(run_dir: Path, outcome: Outcome, seconds: float, last: Event) -> Rep
         outcome=outcome,
         seconds=seconds,
         steps=step if isinstance(step, int) else None,
-        digest=digest if isinstance(digest, str) else None,
+        digest=digest if isinstance(digest, str) and digest else None,
         shown=int(workers[0]) if isinstance(workers, list) and workers else 0,
     )

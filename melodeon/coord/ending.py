@@ -4,6 +4,7 @@ from melodeon.coord.changes import cancel
 from melodeon.coord.master_state import JobPhase, Turn
 from melodeon.coord.messages import Phase
 from melodeon.coord.profiling import drop_profile
+from melodeon.coord.status import committed
 from melodeon.coord.switching import tell_switch
 from melodeon.coord.views import concerned, seated
 from melodeon.core.text import counted
@@ -22,7 +23,8 @@ def end_job(turn: Turn, outcome: str, text: str, digest: str = "") -> None:
     turn.answer(state.stop_ask, outcome != "failed", text, outcome=outcome, digest=digest)
     state.torn, state.owed = "", 0
     turn.move_job(JobPhase.ENDED)
-    turn.record("end", outcome=outcome, text=text, digest=digest)
+    trained = {"step": max(0, committed(state))} if state.view else {}
+    turn.record("end", outcome=outcome, text=text, digest=digest, **trained)
 
 
 def judge_errors(turn: Turn) -> None:

@@ -80,3 +80,13 @@ class NonFiniteLoss(MelodeonError):
 
 class WorkerLost(MelodeonError):
     """A worker of the job is gone."""
+
+
+def sentence_of(worker: int, kind: str, text: str) -> str:
+    """What is said of the error that ended a worker: one of this tree is a sentence already, a script's own exception
+    needs its type to be understood.
+    """
+    if text and isinstance(found := globals().get(kind), type) and issubclass(found, MelodeonError):
+        return text
+    said = "" if text in ("", kind) else f": {text}"
+    return f"worker {worker} failed: {kind}{said}"

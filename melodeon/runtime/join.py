@@ -16,7 +16,7 @@ import torch
 
 from melodeon.coord import failpoint
 from melodeon.core.assignment import Assignment
-from melodeon.core.errors import DefinitionError, MelodeonError, UsageError
+from melodeon.core.errors import DefinitionError, MelodeonError, UsageError, sentence_of
 from melodeon.core.launch import Launch
 from melodeon.runtime import determinism as levels
 from melodeon.runtime import lifeline, preemption
@@ -206,9 +206,10 @@ class _ErrorHook:
     def tell(self, error: BaseException) -> None:
         """Send the error to the launcher."""
         code = error.exit_code if isinstance(error, MelodeonError) else 1
-        text = str(error) or type(error).__name__
-        self._journal.event("error", worker=_number(self._launch), type=type(error).__name__, text=text, exit_code=code)
-        self._journal.fail(text, code)
+        worker, kind = _number(self._launch), type(error).__name__
+        text = str(error) or kind
+        self._journal.event("error", worker=worker, type=kind, text=text, exit_code=code)
+        self._journal.fail(sentence_of(worker, kind, text), code)
 
     def close(self) -> None:
         """At the script's end: what is wrong only now counts too, where Python would show it and end with 0."""

@@ -47,6 +47,11 @@ def test_a_scripts_exception_keeps_its_type() -> None:
     )
 
 
+def test_an_exception_without_words_is_named_once() -> None:
+    outcome = judge([ended(0, 1)], [error(0, "KeyError", "KeyError")], cancelled=False)
+    assert outcome.reason == "worker 0 failed: KeyError"
+
+
 @pytest.mark.parametrize(("code", "words"), [(-signal.SIGSEGV, "died of SIGSEGV"), (-200, "died of signal 200")])
 def test_signals_are_named(code: int, words: str) -> None:
     assert judge([ended(0, code)], [], cancelled=False).reason == f"worker 0 {words}"

@@ -1,5 +1,7 @@
 """Mistakes that show only between workers: one sentence each, a non-zero exit, and nobody goes on alone."""
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -94,3 +96,30 @@ def test_a_model_that_differs_is_found_where_workers_have_agents(tmp_path: Path)
     ended = run_with_agents(DIFFERS, 2, tmp_path)
     assert ended.returncode == 2
     assert "the model differs between workers: 'bias' of worker 1 is not worker 0's" in ended.stderr
+
+
+RAISES = """
+import melodeon, torch
+job = melodeon.join(virtual_workers=2)
+model = torch.nn.Linear(2, 2)
+model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+loader = job.loader(torch.utils.data.TensorDataset(torch.ones(40, 2)), batch_size=1)
+for _ in job.epochs(1):
+    for (x,) in loader:
+        if job.step == 7:
+            {}["absent"]
+        job.backward(model(x).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_scripts_own_exception_keeps_its_type_where_workers_have_agents(tmp_path: Path) -> None:
+    ended = run_with_agents(RAISES, 2, tmp_path)
+    assert ended.returncode == 1
+    (run,) = (tmp_path / "runs").iterdir()
+    record = json.loads((run / "run.json").read_text())
+    named = re.fullmatch(r"worker (\d) failed: KeyError: 'absent'", record["reason"])
+    assert named, record
+    assert f"error: {record['reason']} (log: {run}/worker-{named[1]}.err)\n" in ended.stderr
+    assert (record["steps"], record["digest"]) == (7, None), "all that it has trained, told or not"
