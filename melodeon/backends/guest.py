@@ -19,6 +19,7 @@ import msgspec
 from melodeon.backends.addresses import own_towards, require_own
 from melodeon.backends.agents import Agents, kept_agents, socket_path, wake_pipe
 from melodeon.backends.local import OnEvent, worker_env
+from melodeon.backends.orphan import write_end
 from melodeon.backends.signals import forwarded_signals
 from melodeon.backends.tail import LOOK_S, EventTail
 from melodeon.coord.agent_config import AgentConfig, read_config
@@ -80,6 +81,7 @@ def take_part(guest: Guest, *, on_start: Callable[[AgentConfig], None], on_event
     """
     host = invitation(guest.run_dir)
     address = require_own(guest.address or own_towards(host.host), "--address")
+    token = host.token()
     asyncio.run(_require_free(host, guest.name))
     with contextlib.ExitStack() as stack:
         launch = {**host.launch, "host": address}
@@ -105,6 +107,8 @@ def take_part(guest: Guest, *, on_start: Callable[[AgentConfig], None], on_event
             visit.watch(agents, selector)
         if agents.hopeless is not None and not visit.leaving:
             raise agents.hopeless
+    if not visit.leaving:
+        asyncio.run(write_end(host, token))
     return not visit.leaving
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from pwd import struct_passwd
@@ -19,10 +20,9 @@ from melodeon.backends.devices import SlotMap
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.fleet_folder import Owner, read_order, take
 from melodeon.backends.fleet_values import LaunchOrder
-from melodeon.backends.local import Event
 from melodeon.backends.machine import require_torch
 from melodeon.backends.outcome import Outcome
-from melodeon.backends.runs import note, size_of, write_record
+from melodeon.backends.runs import Heard, write_record
 from melodeon.coord import limits, registry
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig
@@ -56,14 +56,14 @@ def run(order: LaunchOrder, user: struct_passwd | None = None) -> int:
     """Run an incarnation whose folder is ours, and write down how it went."""
     run_dir = Path(order.run_dir)
     record = _record(order)
-    last: Event = {}
+    heard = Heard()
     begun = time.monotonic()
     outcome = Outcome(exit_code=1, reason="the launcher failed")
     try:
         if user is not None:
             limits.become(user)
         write_record(run_dir, record)
-        outcome = _perform(order, run_dir, record, last)
+        outcome = _perform(order, run_dir, heard)
     except MelodeonError as error:
         outcome = Outcome(exit_code=error.exit_code, reason=str(error))
     except (MemoryError, OSError) as error:
@@ -72,13 +72,8 @@ def run(order: LaunchOrder, user: struct_passwd | None = None) -> int:
         outcome = _fallen(error)
         raise  # launcher.log shows where, should it not be for lack of memory
     finally:
-        record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": _reason(order, outcome)}
-        record |= {"seconds": round(time.monotonic() - begun, 3)}
-        record |= {
-            "steps": last.get("step"),
-            "digest": last.get("digest"),
-            "last_workers": size_of(last.get("workers")),
-        }
+        told = replace(outcome, reason=_reason(order, outcome))
+        record |= heard.ending(told, time.monotonic() - begun)
         write_record(run_dir, record)
     return outcome.exit_code
 
@@ -111,7 +106,7 @@ def _entry(order: LaunchOrder, user: struct_passwd | None) -> Path:
     return Path(tempfile.gettempdir()) / f"melodeon-{user.pw_uid}" / "jobs" / name
 
 
-def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last: Event) -> Outcome:
+def _perform(order: LaunchOrder, run_dir: Path, heard: Heard) -> Outcome:
     devices = SlotMap(capacity_of(order), order.cuda)
     cuda = devices.uses_cuda(order.slots)
     slots = devices.to_agent(order.slots)
@@ -131,7 +126,7 @@ def _perform(order: LaunchOrder, run_dir: Path, record: dict[str, object], last:
             zygote=order.zygote,
         ),
         env={**order.env, **devices.environment(cuda=cuda)},
-        on_event=lambda event: note(event, last, record, ("virtual_workers", "order")),
+        on_event=heard.hear,
     )
 
 

@@ -74,10 +74,10 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
     run_dir = new_run_dir(Path(launch.runs_root), request.name)
     record = _begun(request, launch, run_dir)
     write_record(run_dir, record)
-    last: Event = {}
+    heard = Heard()
 
     def listen(event: Event) -> None:
-        note(event, last, record, ("assignment", "virtual_workers", "order"))
+        heard.hear(event)
         if on_event is not None:
             on_event(event)
 
@@ -87,21 +87,35 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
         outcome = _run(request, launch, run_dir, listen, on_output)
     finally:
         seconds = time.monotonic() - started
-        record |= {"status": outcome.status, "exit_code": outcome.exit_code, "reason": outcome.reason}
-        record |= {"seconds": round(seconds, 3), "steps": last.get("step"), "digest": last.get("digest") or None}
-        record |= {"last_workers": launch.num_workers if request.elastic is None else size_of(last.get("workers"))}
+        record |= heard.ending(outcome, seconds)
+        if request.elastic is None:
+            record["last_workers"] = launch.num_workers
         write_record(run_dir, record)
-    return _report(run_dir, outcome, seconds, last)
+    return _report(run_dir, outcome, seconds, heard.last)
 
 
-def note(event: Event, last: Event, record: dict[str, object], joined: Sequence[str]) -> None:
-    """Keep what a run's record is made of: `last` for its end; of who joins, the fields `joined` at once."""
-    if event.get("kind") == "view":  # it is told when its pauses are known, some steps after it began
-        last["workers"] = event.get("workers")
-    else:
-        last.update({key: event[key] for key in ("step", "digest") if key in event})
-    if event.get("kind") == "joined":
-        record.update({key: event[key] for key in joined if key in event})
+class Heard:
+    """What a run's events say for its record."""
+
+    def __init__(self) -> None:
+        self.last: Event = {}
+        self._joined: Event = {}
+
+    def hear(self, event: Event) -> None:
+        """Take the next event."""
+        if event.get("kind") == "view":  # it is told when its pauses are known, some steps after it began
+            self.last["workers"] = event.get("workers")
+        else:
+            self.last.update({key: event[key] for key in ("step", "digest") if key in event})
+        if event.get("kind") == "joined":
+            self._joined = {key: event[key] for key in ("assignment", "virtual_workers", "order") if key in event}
+
+    def ending(self, outcome: Outcome, seconds: float) -> Event:
+        """What the end adds to the record."""
+        step, digest, workers = (self.last.get(key) for key in ("step", "digest", "workers"))
+        told = {"status": outcome.status, "exit_code": outcome.exit_code, "reason": outcome.reason}
+        trained = {"seconds": round(seconds, 3), "steps": step, "digest": digest or None}
+        return {**self._joined, **told, **trained, "last_workers": size_of(workers)}
 
 
 def _begun(request: Request, launch: Launch, run_dir: Path) -> dict[str, object]:
@@ -172,7 +186,8 @@ def new_run_dir(root: Path, name: str | None = None) -> Path:
 
 def write_record(run_dir: Path, record: Mapping[str, object]) -> None:
     """Write `run.json`; a reader sees the old one or the new one, never half of it."""
-    temporary = run_dir / f".run.json.{os.getpid()}"
+    # Not by the process's number: machines that see one folder may have the same.
+    temporary = run_dir / f".run.json.{secrets.token_hex(4)}"
     temporary.write_text(json.dumps(record, indent=2) + "\n")
     temporary.replace(run_dir / "run.json")
 

@@ -15,8 +15,9 @@ import pytest
 from melodeon.backends.addresses import own_towards, require_own
 from melodeon.backends.elastic_store import hosted_store
 from melodeon.backends.guest import Guest, invitation, take_part
+from melodeon.backends.orphan import is_orphan
 from melodeon.coord.agent_config import AgentConfig, read_config, write_config
-from melodeon.coord.master_state import JobConfig
+from melodeon.coord.master_state import AgentInfo, JobConfig, MasterState
 from melodeon.coord.store import StoreUnreachable
 from melodeon.core.errors import NotFound, UsageError
 from tests.coord.running import PRELOAD, Running, _processes, eventually
@@ -163,3 +164,13 @@ def test_addresses_that_are_not_this_machines() -> None:
         require_own("0.0.0.0", "--listen")
     with pytest.raises(UsageError, match=r"--listen no.such.host.invalid is no IPv4 address or name"):
         require_own("no.such.host.invalid", "--listen")
+
+
+@pytest.mark.parametrize(
+    ("lost", "is_so"), [((), False), (("node0",), False), (("node0", "node1"), True), (("node0", "guest"), False)]
+)
+def test_a_job_is_an_orphan_when_all_agents_of_its_launcher_are_lost(lost: tuple[str, ...], is_so: bool) -> None:
+    state = MasterState(config=JobConfig(job="x"))
+    for agent in ("node0", "node1", "guest"):
+        state.agents[agent] = AgentInfo(agent=agent, host="h", slots=1, lost=agent in lost)
+    assert is_orphan(state, ["node0", "node1"]) == is_so

@@ -106,4 +106,10 @@ def test_the_launchers_machine_loses_its_power_and_the_job_goes_on(tmp_path: Pat
             assert_begins(expected, system.stopped())
             assert visit.returncode == 0, other.log("guest").read_text()
             assert [event["agent"] for event in system.events("master")][-1] == "guest"
+            # The launcher would have written it.
+            record = json.loads((system.run_dir / "run.json").read_text())
+            assert (record["status"], record["exit_code"], record["last_workers"]) == ("stopped", 7, 1)
+            assert (record["steps"], record["virtual_workers"]) == (max(system.receipt()), 6)
+            assert record["reason"] == "the run was stopped on request"
+            assert len(record["digest"]) == 64
         assert serving.poll() is None
