@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from melodeon.coord.changes import cancel, run_changes, stand_aside
 from melodeon.coord.ending import end_job, judge_done, judge_errors
-from melodeon.coord.master_state import Change, JobPhase, Turn
+from melodeon.coord.master_state import Change, JobPhase, Stage, Turn
 from melodeon.coord.messages import Phase
 from melodeon.coord.pace import note_pace
 from melodeon.coord.profiling import drop_profile, run_profile
@@ -118,6 +118,8 @@ def _start_again(turn: Turn) -> None:
     for change in [*state.queue, *([state.current] if state.current else [])]:
         spares += [worker for worker in change.adding if alive(state, worker)]
         change.adding = []
+        if change.what == "replace" and change.stage is Stage.QUEUED:
+            state.owed += change.count  # restarts that were spent, and have started nobody yet
     limit = room(state)
     for worker in spares[limit:]:
         drop_worker(turn, worker, "there are more workers than the job may have")

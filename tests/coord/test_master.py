@@ -182,6 +182,16 @@ def test_all_lost_starts_again_cold_while_restarts_last() -> None:
     assert "--restarts" in bench.state.text
 
 
+def test_a_restart_that_was_spent_on_a_replacement_is_not_lost_with_the_rest() -> None:
+    bench = job(2, restarts=2)
+    bench.gone(1)
+    assert bench.workers() == [0], "its replacement waits for the new view"
+    bench.gone(0)
+    assert bench.state.phase is JobPhase.STARTING
+    assert bench.workers() == [2, 3], "as many as if both had gone at once"
+    assert bench.state.restarts_left == 0
+
+
 def test_a_script_error_ends_the_job_with_its_sentence() -> None:
     bench = job(2)
     bench.gone(1, error="division by zero", exit_code=1)
