@@ -20,6 +20,7 @@ from melodeon.backends.devices import SlotMap
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.fleet_folder import Owner, read_order, take
 from melodeon.backends.fleet_values import LaunchOrder
+from melodeon.backends.last_words import explained, last_words
 from melodeon.backends.machine import require_torch
 from melodeon.backends.outcome import Outcome
 from melodeon.backends.runs import Heard, write_record
@@ -33,8 +34,6 @@ AGENT = "node0"
 """The one agent of a job on this machine."""
 SHORT = ("memoryerror", "allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
 """In the words of what fails because a process may have no more memory: libraries and threads need some too."""
-LAST_WORDS = 1 << 12
-"""Bytes from the end of a worker's stderr that are looked at."""
 
 
 def main(argv: list[str]) -> int:
@@ -63,7 +62,7 @@ def run(order: LaunchOrder, user: struct_passwd | None = None) -> int:
         if user is not None:
             limits.become(user)
         write_record(run_dir, record)
-        outcome = _perform(order, run_dir, heard)
+        outcome = explained(_perform(order, run_dir, heard), run_dir)
     except MelodeonError as error:
         outcome = Outcome(exit_code=error.exit_code, reason=str(error))
     except (MemoryError, OSError) as error:
@@ -188,7 +187,7 @@ def _reason(order: LaunchOrder, outcome: Outcome) -> str | None:
     reason = outcome.reason
     if not reason or order.memory is None or outcome.ok:
         return reason
-    if not _is_short(reason) and _is_short(said := _said_last(order, outcome.worker)):
+    if not _is_short(reason) and _is_short(said := last_words(Path(order.run_dir), outcome.worker)):
         reason = f"{reason}: {said}"
     if not _is_short(reason) and "memory" not in reason.lower():
         return reason
@@ -198,17 +197,6 @@ def _reason(order: LaunchOrder, outcome: Outcome) -> str | None:
 
 def _is_short(text: str) -> bool:
     return any(words in text.lower() for words in SHORT)
-
-
-def _said_last(order: LaunchOrder, worker: int | None) -> str:
-    """The last line of a worker's stderr: one that dies before it has joined sends no error."""
-    try:
-        with (Path(order.run_dir) / f"worker-{worker}.err").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _fallen(error: Exception) -> Outcome:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from melodeon.backends.last_words import explained
 from melodeon.backends.local import Event, OnEvent, OnOutput, run_local
 from melodeon.backends.outcome import Outcome
 from melodeon.coord.marks import started
@@ -84,7 +85,7 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
     started = time.monotonic()
     outcome = Outcome(exit_code=1, reason="the launcher failed")
     try:
-        outcome = _run(request, launch, run_dir, listen, on_output)
+        outcome = explained(_run(request, launch, run_dir, listen, on_output), run_dir)
     finally:
         seconds = time.monotonic() - started
         record |= heard.ending(outcome, seconds)

@@ -16,8 +16,8 @@ from melodeon.cli.jobfile import flags_of
 from melodeon.cli.submit import next_try
 from melodeon.core.errors import Cancelled, MelodeonError, Rejected, Unreachable, UsageError
 from melodeon.core.moments import day_and_clock
-from melodeon.core.text import plain
-from melodeon.viz.words import duration, number
+from melodeon.core.text import counted, plain
+from melodeon.viz.words import duration
 
 if TYPE_CHECKING:
     from melodeon.client import Cluster
@@ -101,7 +101,7 @@ def submit_again(info: "JobInfo") -> str:
 def tell_end(info: "JobInfo", retry: "Callable[[JobInfo], str]") -> None:
     """How a job ended, and what to look at."""
     took = duration((info.finished_at or time.time()) - info.submitted_at)
-    steps = f", {number(info.step)} steps" if info.step else ""
+    steps = f", {counted(info.step, 'step')}" if info.step else ""
     why = f": {info.why}" if info.why and info.phase.value != "done" else ""
     say(info.phase.value, f"{info.id} after {took}{steps}{why}")
     tell_result(info)

@@ -114,7 +114,7 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
             await watcher.fleet.launch(scripted(tmp_path, "fail-0"))
             ended = await watcher.ended()
             assert (ended.status, ended.exit_code) == ("failed", 1)
-            assert ended.reason == "worker 0 ended with exit code 1"
+            assert ended.reason == "worker 0 ended with exit code 1: ValueError: this worker was told to fail"
 
     asyncio.run(scenario())
 

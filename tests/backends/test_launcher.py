@@ -158,8 +158,8 @@ def test_a_worker_that_dies_early_is_heard_on_stderr(
 
     monkeypatch.setattr("melodeon.backends.launcher._perform", perform)
     main(["launcher", str(write_order(scripted(tmp_path, memory=512 << 20)))])
-    more = f": {said} {SENTENCE.format('raise')}" if "thread" in said else ""
-    assert ended_of(tmp_path / "job-1" / "job-1.1").reason == f"worker 2 ended with exit code 1{more}"
+    fix = f" {SENTENCE.format('raise')}" if "thread" in said else ""
+    assert ended_of(tmp_path / "job-1" / "job-1.1").reason == f"worker 2 ended with exit code 1: {said}{fix}"
 
 
 def test_how_a_run_ended(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_failed_worker_is_named_with_its_last_words(folder: Path) -> None:
     done = called(folder, "run", "--static", "--workers", "2", "train.py", "--fail")
     assert done.returncode == 1
     assert "[worker 1] ValueError: worker one's own trouble" in done.stderr
-    assert "error: worker 1 ended with exit code 1 (log: " in done.stderr
+    assert "error: worker 1 ended with exit code 1: ValueError: worker one's own trouble (log: " in done.stderr
 
 
 class Asked(Exception):

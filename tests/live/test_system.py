@@ -1,5 +1,6 @@
 """Whole jobs, resized and hurt from outside: the receipts are those of an undisturbed run, step by step."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from tests.coord.running import gone
 from tests.live.storm import storm
-from tests.live.system import System, undisturbed
+from tests.live.system import LIMIT_S, System, undisturbed
 
 ARGUMENTS = ("--epochs", "8", "--pace", "0.01")  # 200 steps of at least 60 ms on one worker
 
@@ -190,3 +191,26 @@ def test_a_storm(tmp_path: Path) -> None:
     receipt, expected = storm(tmp_path, seed=5, faults=40, steps=600)
     assert len(receipt) == 600
     assert receipt == expected
+
+
+FAILS = """
+import torch
+import melodeon
+
+job = melodeon.join(virtual_workers=1, seed=0)
+model = torch.nn.Linear(2, 2)
+model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+loader = job.loader(torch.utils.data.TensorDataset(torch.ones(4, 2)), batch_size=1)
+for _ in job.epochs(1):
+    for _ in loader:
+        {}["missing"]
+"""
+
+
+def test_a_scripts_own_error_is_told_with_its_type(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    with System(tmp_path, "job", script=script) as system:
+        assert system.process.wait(LIMIT_S) == 1
+        record = json.loads((system.run_dir / "run.json").read_text())
+        assert (record["status"], record["reason"]) == ("failed", "worker 0 failed: KeyError: 'missing'")
