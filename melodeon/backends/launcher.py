@@ -21,6 +21,7 @@ from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.fleet_folder import Owner, read_order, take
 from melodeon.backends.fleet_values import LaunchOrder
 from melodeon.backends.last_words import explained, last_words
+from melodeon.backends.local import Event
 from melodeon.backends.machine import require_torch
 from melodeon.backends.outcome import Outcome
 from melodeon.backends.runs import Heard, write_record
@@ -71,7 +72,7 @@ def run(order: LaunchOrder, user: struct_passwd | None = None) -> int:
         outcome = _fallen(error)
         raise  # launcher.log shows where, should it not be for lack of memory
     finally:
-        told = replace(outcome, reason=_reason(order, outcome))
+        told = replace(outcome, reason=_reason(order, outcome, heard.last))
         record |= heard.ending(told, time.monotonic() - begun)
         write_record(run_dir, record)
     return outcome.exit_code
@@ -182,9 +183,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _reason(order: LaunchOrder, outcome: Outcome) -> str | None:
-    """A failure for lack of memory is easier to mend when one knows the limit."""
+def _reason(order: LaunchOrder, outcome: Outcome, last: Event) -> str | None:
+    """Why it ended where it did. A failure for lack of memory is easier to mend when one knows the limit."""
     reason = outcome.reason
+    if outcome.ok and last.get("reached"):
+        return f"{last['reached']} was reached"
     if not reason or order.memory is None or outcome.ok:
         return reason
     if not _is_short(reason) and _is_short(said := last_words(Path(order.run_dir), outcome.worker)):

@@ -107,7 +107,7 @@ class Heard:
         if event.get("kind") == "view":  # it is told when its pauses are known, some steps after it began
             self.last["workers"] = event.get("workers")
         else:
-            self.last.update({key: event[key] for key in ("step", "digest") if key in event})
+            self.last.update({key: event[key] for key in ("step", "digest", "reached") if key in event})
         if event.get("kind") == "joined":
             self._joined = {key: event[key] for key in ("assignment", "virtual_workers", "order") if key in event}
 

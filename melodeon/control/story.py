@@ -233,7 +233,7 @@ def _seen(
                 "lost": f"lost its workers{at_text}",
                 "unstarted": "was not started after all",
             }[status]
-            return said + (f": {reason}" if reason and status in ("failed", "lost") else "")
+            return said + (f": {reason}" if reason and status in ("done", "failed", "lost") else "")
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -398,7 +398,7 @@ class Course:
         else:
             self.finish_together()
         self.journal.event("step", step=self.beat.step, epoch=self.epoch, metrics=dict(self.metrics.latest))
-        self.journal.event("end", step=self.beat.step, digest=self._digest)
+        self.journal.event("end", step=self.beat.step, digest=self._digest, **self.limits.capture())
 
     def finish_together(self) -> None:
         """What the end of the training asks of all workers together."""

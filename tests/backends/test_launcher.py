@@ -17,6 +17,7 @@ from melodeon.backends.devices import SlotMap
 from melodeon.backends.fleet_folder import ended_of, read_order, write_order
 from melodeon.backends.fleet_values import LaunchOrder
 from melodeon.backends.launcher import capacity_of, job_config, launch_of, main
+from melodeon.backends.local import OnEvent
 from melodeon.backends.outcome import Outcome
 from melodeon.coord import limits
 from melodeon.core.errors import MelodeonError, UsageError
@@ -160,6 +161,21 @@ def test_a_worker_that_dies_early_is_heard_on_stderr(
     main(["launcher", str(write_order(scripted(tmp_path, memory=512 << 20)))])
     fix = f" {SENTENCE.format('raise')}" if "thread" in said else ""
     assert ended_of(tmp_path / "job-1" / "job-1.1").reason == f"worker 2 ended with exit code 1: {said}{fix}"
+
+
+@pytest.mark.parametrize("reached", ["loss < 0.3", None])
+def test_a_target_that_was_reached_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: str | None
+) -> None:
+    def run_elastic(*_: object, on_event: OnEvent, **__: object) -> Outcome:
+        on_event({"kind": "end", "step": 99, "digest": "ab", **({"reached": reached} if reached else {})})
+        return Outcome(exit_code=0)
+
+    monkeypatch.setattr("melodeon.backends.launcher.run_elastic", run_elastic)
+    main(["launcher", str(write_order(scripted(tmp_path)))])
+    ended = ended_of(tmp_path / "job-1" / "job-1.1")
+    said = "" if reached is None else "loss < 0.3 was reached"
+    assert (ended.status, ended.step, ended.reason) == ("done", 99, said)
 
 
 def test_how_a_run_ended(tmp_path: Path) -> None:

@@ -83,3 +83,8 @@ def test_a_story_never_goes_back_and_what_is_lost_is_not_counted() -> None:
 def test_one_of_a_kind_is_no_plural() -> None:
     started = Started(version="1", policy="fifo", nodes=(("n", "cpu", 1, ""),))
     assert sentence(started, AT) == "the controller started: 1 device on 1 node, policy fifo"
+
+
+def test_a_target_that_was_reached_is_told() -> None:
+    said = sentence(Ended(job="a-1", incarnation=1, status="done", step=99, reason="loss < 0.3 was reached"), AT)
+    assert said == "trained to its end at step 99: loss < 0.3 was reached"

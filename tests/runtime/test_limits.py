@@ -58,6 +58,7 @@ def test_a_run_ends_after_the_first_step_that_is_good_enough(counts: tuple[int, 
     ended_at(step, ended)
     assert ended.said[0]["step"] == step
     assert ended.lines("metrics.jsonl")[-1]["step"] == step
+    assert {end["reached"] for end in ended.events("end")} == {until}
 
 
 def test_a_run_that_was_stopped_before_ends_after_the_same_step(tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ def chosen(controller: Controller, now: float) -> Chosen:
     )
 
 
+def held(controller: Controller) -> int:
+    """How many jobs have devices; one whose speed is measured has some, or waits for them."""
+    return sum(bool(job.on or job.slots) for job in controller.engine.state.live.values())
+
+
 def deadlines(controller: Controller) -> list[Deadline]:
     """Of all jobs that are not over."""
     planned = controller.engine.planned.ends

@@ -106,7 +106,7 @@ class Pages:
         line = controller.timeline(began, now)
         share = views.used_share(line.spans, line.capacity, began, now)
         overview = controller.overview()
-        tiles = views.tiles(overview, share, now - began, look.deadlines(controller))
+        tiles = views.tiles(overview, share, now - began, look.deadlines(controller), held=look.held(controller))
         return {"tiles": tiles, "chosen": look.chosen(controller, now), "phases": overview.jobs}
 
     def _window(self, since: float | None, until: float | None) -> tuple[float, float]:

@@ -8,8 +8,6 @@ from melodeon.control.web.words import change, colour_of, counted, slack
 from melodeon.core.service import OVER, JobInfo, NodeInfo, Overview, Phase, Span, WhatIf, WhatIfJob
 from melodeon.sim.clock import length
 
-WAITING = ("waiting", "profiling")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
@@ -48,12 +46,13 @@ class Deadline:
         return max(now, self.planned_at or now) > self.deadline_at
 
 
-def tiles(overview: Overview, used_share: float | None, window_s: float, deadlines: Sequence[Deadline]) -> list[Tile]:
-    """The figures at the head of the overview."""
+def tiles(
+    overview: Overview, used_share: float | None, window_s: float, deadlines: Sequence[Deadline], *, held: int
+) -> list[Tile]:
+    """The figures at the head of the overview; `held`: jobs that have devices."""
     up, used = overview.devices_up, overview.devices_used
     away = overview.num_devices - up
-    waiting = sum(overview.jobs.get(phase, 0) for phase in WAITING)
-    running = sum(n for phase, n in overview.jobs.items() if Phase(phase) not in OVER) - waiting
+    live = sum(n for phase, n in overview.jobs.items() if Phase(phase) not in OVER)
     risky = [deadline.job for deadline in deadlines if deadline.at_risk(overview.now)]
     share = min(1.0, used / up) if up else 0.0
     mean = "" if used_share is None else f"{used_share:.0%} over the last {length(window_s)}"
@@ -65,7 +64,7 @@ def tiles(overview: Overview, used_share: float | None, window_s: float, deadlin
             tone="warn" if away else "",
         ),
         Tile(label="Utilisation now", value=f"{share:.0%}", note=mean),
-        Tile(label="Queue", value=str(waiting), note=f"{counted(running, 'job')} on devices"),
+        Tile(label="Queue", value=str(live - held), note=f"{counted(held, 'job')} on devices"),
         Tile(label="Policy", value=overview.policy, note=f"{overview.round_ms:.1f} ms for the last round"),
         Tile(
             label="Deadlines at risk",
@@ -99,9 +98,9 @@ def _finish(job: JobInfo, now: float) -> tuple[float | None, str, str]:
         return at, "", "bad" if job.phase is Phase.FAILED else ""
     if job.deadline_at is None:
         return at, "no deadline" if job.phase not in OVER else "", ""
-    if at is None:
+    if at is None or job.phase is Phase.PROFILING:  # nothing is promised before its speed is known
         left = job.deadline_at - now
-        return (None, f"due in {length(left)}", "") if left >= 0 else (None, f"was due {length(-left)} ago", "bad")
+        return (at, f"due in {length(left)}", "") if left >= 0 else (at, f"was due {length(-left)} ago", "bad")
     spare = job.deadline_at - max(at, now if job.phase not in OVER else at)
     return at, slack(spare), "good" if spare >= 0 else "bad"
 

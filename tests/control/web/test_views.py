@@ -35,6 +35,8 @@ def test_a_finish_is_told_against_the_deadline() -> None:
     assert (row.finish, row.tone) == ("10 s to spare", "good")
     row = views.row_of(info(Phase.WAITING, deadline_at=NOW + 60), NOW)
     assert (row.finish_at, row.finish) == (None, "due in 1 min")
+    row = views.row_of(info(Phase.PROFILING, deadline_at=NOW + 60, planned_finish_at=NOW + 180), NOW)
+    assert (row.finish_at, row.finish, row.tone) == (NOW + 180, "due in 1 min", ""), "it is not judged yet"
     assert views.row_of(info(), NOW).finish == "no deadline"
     row = views.row_of(info(Phase.REJECTED, deadline_at=NOW, earliest_deadline_at=NOW + 20), NOW)
     assert (row.finish, row.tone) == ("2 min would be accepted", "bad")
@@ -42,19 +44,19 @@ def test_a_finish_is_told_against_the_deadline() -> None:
 
 
 def test_tiles_count_what_is_away_and_at_risk() -> None:
-    phases = {phase.value: 0 for phase in Phase} | {"running": 2, "waiting": 3, "profiling": 1, "done": 9}
+    phases = {phase.value: 0 for phase in Phase} | {"running": 2, "waiting": 3, "profiling": 2, "done": 9}
     overview = Overview(now=NOW, policy="edf", num_devices=8, devices_up=6, devices_used=3, jobs=phases)
     deadlines = [
         views.Deadline(job="a-1", deadline_at=NOW + 10, planned_at=NOW + 5),
         views.Deadline(job="b-2", deadline_at=NOW + 10, planned_at=NOW + 15),
         views.Deadline(job="c-3", deadline_at=NOW - 1, planned_at=None),
     ]
-    found = {tile.label: tile for tile in views.tiles(overview, 0.25, 900, deadlines)}
+    found = {tile.label: tile for tile in views.tiles(overview, 0.25, 900, deadlines, held=3)}
     assert found["Devices in use"].value == "3 of 8"
     assert found["Devices in use"].note == "2 devices down or drained"
     assert found["Utilisation now"].value == "50%"
     assert found["Queue"].value == "4"
-    assert found["Queue"].note == "2 jobs on devices"
+    assert found["Queue"].note == "3 jobs on devices", "one of those that are measured waits for a device"
     assert (found["Deadlines at risk"].value, found["Deadlines at risk"].note) == ("2", "b-2, c-3")
 
 
