@@ -59,6 +59,8 @@ class Hands:
         self._intents: dict[str, Intent] = {}
         self._seen: dict[str, Seen] = {}
         self._launched: set[tuple[str, int]] = set()
+        self._began: dict[tuple[str, int], set[tuple[str, int]]] = {}
+        """The devices that an incarnation was launched on: its workers are there until they are seen elsewhere."""
         self._measured: set[tuple[str, int]] = set()
         self._stopping: dict[tuple[str, int], float] = {}
         """When an incarnation was first asked to stop."""
@@ -103,8 +105,9 @@ class Hands:
         self._failures.pop(name, None)
         for table in (self._launched, self._measured):
             table -= {key for key in table if key[0] == name}
-        for key in [key for key in self._stopping if key[0] == name]:
-            del self._stopping[key]
+        for key in [key for key in (*self._stopping, *self._began) if key[0] == name]:
+            self._stopping.pop(key, None)
+            self._began.pop(key, None)
         if name in self._later:
             self._later.pop(name).cancel()
         if name in self._busy:
@@ -184,6 +187,7 @@ class Hands:
         name, number = wish.job, wish.incarnation
         match move:
             case "launch":
+                self._began[name, number] = _devices(wish.order.slots)
                 await fleet.launch(wish.order)
                 self._launched.add((name, number))
             case "place":
@@ -216,6 +220,8 @@ class Hands:
                 self._look(other)
 
     def _failed(self, move: Move, name: str, number: int, error: MelodeonError) -> None:
+        if move == "launch":
+            self._began.pop((name, number), None)
         if move == "launch" and not isinstance(error, Unreachable):
             ended = Ended(status="failed", exit_code=error.exit_code, reason=str(error))
             self._report(Seen(job=name, incarnation=number, alive=False, ended=ended))
@@ -250,11 +256,14 @@ class Hands:
         if intent is None:
             return held
         wish, slots = intent.wish, intent.wish.slots
+        key = (name, wish.incarnation)
+        is_placed = seen is not None and seen.incarnation == wish.incarnation and (seen.slots or seen.ended is not None)
+        if not is_placed:
+            held |= self._began.get(key, set())
         if slots is None:
             return held
-        current = seen is not None and seen.incarnation == wish.incarnation
         moving = self._busy.get(name, ("", None))[0] in ("launch", "place")
-        if moving or ((name, wish.incarnation) in self._launched and not (current and seen is not None and seen.slots)):
+        if moving or (key in self._launched and not is_placed):
             held |= _devices(slots)
         return held
 

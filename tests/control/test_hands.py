@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from melodeon.backends.fleet_fake import FakeFleet
 from melodeon.backends.fleet_values import Ended, LaunchOrder, Slots, Wish
 from melodeon.control.hands import Hands, Intent, Report, Trouble
@@ -79,6 +81,51 @@ def test_a_job_waits_for_a_device_until_its_holder_has_left(tmp_path: Path) -> N
         assert ("launch", "b", 1) not in scene.fleet.calls
         gate.set()
         await scene.want(*wanted.values())
+        assert ("launch", "b", 1) in scene.fleet.calls
+
+    play(tmp_path, act)
+
+
+@pytest.mark.parametrize("launching", [True, False], ids=["while it is launched", "before it is seen"])
+def test_a_device_is_kept_for_whom_it_was_launched_on(tmp_path: Path, launching: bool) -> None:
+    async def act(scene: Scene) -> None:
+        asked, gate, launch = asyncio.Event(), asyncio.Event(), scene.fleet.launch
+
+        async def slowly(order: LaunchOrder) -> None:
+            asked.set()
+            await gate.wait()
+            await launch(order)
+
+        scene.fleet.launch = slowly  # type: ignore[method-assign]
+        scene.hands.want({"a": scene.wish("a", 0, 1)})
+        await asked.wait()
+        if not launching:
+            gate.set()
+            await scene.hands.settle()
+        # Nobody has seen its workers yet, and now it shall have less.
+        wanted = {"a": scene.wish("a", 0), "b": scene.wish("b", 1)}
+        scene.hands.want(wanted)
+        gate.set()
+        await scene.hands.settle()
+        assert ("launch", "b", 1) not in scene.fleet.calls
+        await scene.want(*wanted.values())
+        assert scene.fleet.seen("a", 1).slots == {"node0": (0,)}
+        assert ("launch", "b", 1) in scene.fleet.calls
+
+    play(tmp_path, act)
+
+
+def test_a_launch_that_failed_keeps_no_device(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        async def nobody(order: LaunchOrder) -> None:
+            raise Unreachable("the machine does not answer")
+
+        launch, scene.fleet.launch = scene.fleet.launch, nobody  # type: ignore[method-assign]
+        scene.hands.want({"a": scene.wish("a", 0, 1)})
+        await scene.hands.settle()
+        scene.fleet.launch = launch  # type: ignore[method-assign]
+        scene.hands.want({"a": scene.wish("a", 0), "b": scene.wish("b", 1)})
+        await scene.hands.settle()
         assert ("launch", "b", 1) in scene.fleet.calls
 
     play(tmp_path, act)
