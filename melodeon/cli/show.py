@@ -55,8 +55,9 @@ def _tell(info: "JobInfo", now: float) -> None:
         say("steps", _steps(info))
     if info.workers:
         fixed = ", fixed by an operator" if info.override is not None else ""
-        may = f"{info.min_workers} to {info.max_workers}"
-        say("workers", f"{info.workers}{fixed} (it may have {may}) on {where(info.devices)}")
+        has_choice = info.min_workers != info.max_workers
+        may = f" (it may have {info.min_workers} to {info.max_workers})" if has_choice else ""
+        say("workers", f"{info.workers}{fixed}{may} on {where(info.devices)}")
     if info.curve:
         points = sorted((int(size), rate) for size, rate in info.curve.items())
         say("curve", "steps/s by workers: " + ", ".join(f"{size}: {rate:.3g}" for size, rate in points))

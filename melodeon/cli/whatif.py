@@ -46,7 +46,9 @@ def whatif(
         return
     _tell(found, time.time())
     if file is not None:
-        say_next(command_line("submit", file, {"deadline": deadline}))
+        # Who would be turned away is told by a dry run what would be accepted.
+        dry = "" if all(job.admitted for job in found.jobs) else " --dry-run"
+        say_next(command_line("submit", file, {"deadline": deadline}) + dry)
     elif found.jobs:
         say_next("melodeon whatif --policy NAME" if policy is None else f"melodeon policy {found.policy}")
 

@@ -153,6 +153,9 @@ def test_a_job_that_would_be_rejected_is_told_in_full(cluster: Serving, melodeon
     code, out, _ = melodeon("whatif", "work/job.yaml", "--deadline", "2s")
     assert (code, narrow(out), "all done" in out) == (0, True, False)
     assert re.search(r"^rejected   cnn-new: even alone at its best speed it needs [^…]*$", out, re.MULTILINE)
+    again = "melodeon submit work/job.yaml --deadline 2s --dry-run"
+    assert out.splitlines()[-1] == f"next       {again}", "submitting it would not help"
+    assert "the earliest deadline that would be accepted" in " ".join(melodeon(*again.split()[1:])[1].split())
 
 
 def test_before_the_first_job_there_is_none_to_show(cluster: Serving, melodeon: Melodeon) -> None:

@@ -56,6 +56,7 @@ def templates() -> Environment:
         "time": words.time_tag,
         "lasting": length,
         "amount": words.amount,
+        "between": words.between,
         "counted": words.counted,
         "colour": words.colour_of,
         "segment": lambda text: quote(text, safe=""),

@@ -34,6 +34,11 @@ def colour_of(job: str) -> int:
     return (int(number) if number.isdecimal() and len(number) < 16 else crc32(job.encode())) % NUM_COLOURS
 
 
+def between(least: int, most: int) -> str:
+    """`1–8`, or `4` where there is no choice."""  # noqa: RUF002 - a dash on a page
+    return str(least) if least == most else f"{least}–{most}"  # noqa: RUF001 - a dash on a page
+
+
 def slack(seconds: float) -> str:
     """`12 min to spare`, `3 s late`."""
     return f"{length(seconds)} to spare" if seconds >= 0 else f"{length(-seconds)} late"

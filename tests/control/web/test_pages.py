@@ -1,5 +1,6 @@
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -81,6 +82,9 @@ def test_every_phase_has_its_page(name: Phase) -> None:
     user = {"name": "ann", "operator": True}
     values = {"row": row, "job": job, "now": 1600.0, "user": user}
     facts = templates().get_template("job_facts.html").render(values)
+    assert "of 2<" in templates().get_template("job_facts.html").render(
+        values | {"job": replace(job, min_workers=2, max_workers=2, override=None)}
+    ), "no range where there is no choice"
     assert f">{name.value}<" in facts
     assert HOSTILE not in facts
     assert HOSTILE in read(facts).text

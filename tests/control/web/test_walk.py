@@ -242,3 +242,18 @@ def test_forms_answer_on_the_page(service: Showing, walker: Browser) -> None:
     walker.type("#token", "wrong" + Keys.ENTER)
     walker.until("document.querySelector('.said.bad') !== null")
     service.do(service.controller.cancel(job, user="root"))
+
+
+def test_a_label_stands_beside_its_field_on_a_phone(service: Showing, walker: Browser) -> None:
+    try:
+        walker.width(390)
+        walker.open(f"{service.url}/events")
+        apart = walker.until(
+            "[...document.querySelectorAll('main label')].map(one => [one, document.getElementById(one.htmlFor)])"
+            ".map(pair => pair.map(one => one.getBoundingClientRect()).map(box => box.top + box.height / 2))"
+            ".map(([label, field]) => Math.abs(label - field))"
+        )
+        assert len(apart) == 2
+        assert max(apart) < 3
+    finally:
+        walker.width(1280)
