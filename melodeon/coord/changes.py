@@ -236,10 +236,11 @@ def _begin_out(turn: Turn, change: Change) -> str:
         if change.count < 1:
             return "no replacement is needed any more"
     if change.count < 1 or size + change.count > most:
+        more = most - size
+        fix = "it has them all" if more < 1 else f"ask for {'1' if more == 1 else f'1 to {more}'} more"
         return (
             f"{size} + {change.count} workers cannot be: the job may have at most {most} "
-            f"({counted(state.virtual_workers, 'virtual worker')}, at least one each); ask for {max(0, most - size)} "
-            "or fewer"
+            f"({counted(state.virtual_workers, 'virtual worker')}, at least one each); {fix}"
         )
     if change.on and change.on not in state.agents:
         return f"there is no agent {change.on!r}: choose one of {', '.join(sorted(state.agents)) or 'none'}"

@@ -93,7 +93,7 @@ def test_a_released_worker_that_does_not_end_is_killed() -> None:
     ("what", "values", "words"),
     [
         ("scale_out", {"n": 9}, "at most 4"),
-        ("scale_out", {"n": 0}, "at most 4"),
+        ("scale_out", {"n": 0}, "at most 4 (4 virtual workers, at least one each); ask for 1 to 2 more"),
         ("scale_out", {"n": "two"}, "whole number"),
         ("scale_out", {"n": 1, "on": "z"}, "no agent 'z'"),
         ("scale_in", {"n": 2}, "at least 1 must stay"),
