@@ -8,7 +8,7 @@ the group's carrier thread; a caller on another thread waits for it or for the a
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -25,6 +25,9 @@ T = TypeVar("T")
 _LENGTH = struct.Struct("<Q")
 _SHORT = 504
 """A payload of at most so many bytes travels beside its length."""
+_NEVER = 0xFFFF
+"""A tag that nobody gives anything by."""
+_AT_ONCE = timedelta(milliseconds=1)
 TIMEOUT_S = 300.0
 """How long a worker waits for a silent peer before it gives the step up, where nobody can sound an alarm."""
 
@@ -131,6 +134,18 @@ class Group:
         with peer_errors("exchanging gradients"):
             for parcel in underway:
                 parcel.wait()
+
+    def hang_up(self) -> None:
+        """Nothing more will come from this worker: have those who wait for it know. On the carrier only.
+
+        Where views change, the master tells them. gloo has no word for it, but breaks all connections of a worker that
+        has waited too long for anything.
+        """
+        if self.alarm is None:
+            for worker in range(self.size):
+                if worker != self.rank:
+                    with suppress(RuntimeError):  # lost, or waited for too long, as it was meant
+                        self._process_group.recv([torch.empty(1)], worker, _NEVER).wait(_AT_ONCE)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Overwrite `tensor` with the root's."""

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from melodeon.coord.failpoint import failpoint
+from melodeon.core.errors import WorkerLost
 from melodeon.runtime.folds import Fold
 from melodeon.runtime.group import Group
 
@@ -112,6 +113,14 @@ class GlooLane:
         self._group.call(self._reduce)
 
     def _reduce(self) -> None:
+        try:
+            self._cross()
+        except WorkerLost:
+            # Those who had all of the lost worker's rows go on to wait for everybody's sums, this one's among them.
+            self._group.hang_up()
+            raise
+
+    def _cross(self) -> None:
         landing = self._group.take_all(self._landing)
         rest = self._group.take_all(self._sums_in) + self._group.give_all(self._leaving)
         self._group.wait_all(landing)

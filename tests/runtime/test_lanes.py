@@ -76,10 +76,10 @@ def test_everybody_gets_the_sum_of_all_rows_in_the_order(counts: Sequence[int], 
             )
 
 
-def reduce_once(worker: int, size: int, meeting: str, killed: int, pipe: Connection) -> None:
+def reduce_once(worker: int, size: int, meeting: str, strike: str, pipe: Connection) -> None:
     """One process: sum 8 MiB, more than sockets hold by themselves; says how it went and when."""
     torch.set_num_threads(1)
-    os.environ[failpoint.VARIABLE] = f"step.folded=kill@1/{killed}"
+    os.environ[failpoint.VARIABLE] = f"step.folded={strike}"
     failpoint.identify(str(worker))
     group = Group.connect(Launch(worker=worker, num_workers=size, rendezvous=meeting))
     fold = TreeFold([(rank, rank + 1) for rank in range(size)], size)
@@ -92,27 +92,37 @@ def reduce_once(worker: int, size: int, meeting: str, killed: int, pipe: Connect
     pipe.recv()  # stay, so that only the death of the other breaks connections
 
 
-@pytest.mark.parametrize("killed", [0, 2])
-def test_everybody_learns_at_once_that_one_was_killed_before_its_sum_came(killed: int, tmp_path: Path) -> None:
+def reduce_struck(strike: str, meeting: Path, struck: int) -> None:
+    """One of four workers is struck between its rows and its sum: whoever waits for the sum learns it at once."""
     size = 4
     pipes, processes = [], []
     for worker in range(size):
         here, there = CONTEXT.Pipe()
-        args = (worker, size, str(tmp_path / "meeting"), killed, there)
-        processes.append(CONTEXT.Process(target=reduce_once, args=args))
+        processes.append(CONTEXT.Process(target=reduce_once, args=(worker, size, str(meeting), strike, there)))
         processes[-1].start()
         there.close()
         pipes.append(here)
     try:
-        processes[killed].join(30)
-        killed_at = time.monotonic()
+        assert wait([pipes[struck]], timeout=30), "the struck one has ended, or has said so"
+        struck_at = time.monotonic()
         for worker, pipe in enumerate(pipes):
-            if worker != killed:
+            if worker != struck:
                 assert wait([pipe], timeout=30), f"worker {worker} says nothing"
                 text, at = pipe.recv()
                 assert "another worker of the job is gone" in text
-                assert at - killed_at < SOON_S
+                assert at - struck_at < SOON_S
     finally:
         for process in processes:
             process.kill()
             process.join()
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_everybody_learns_at_once_that_one_was_killed_before_its_sum_came(killed: int, tmp_path: Path) -> None:
+    reduce_struck(f"kill@1/{killed}", tmp_path / "meeting", killed)
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_everybody_learns_at_once_that_one_has_given_up_before_its_sum_came(lost: int, tmp_path: Path) -> None:
+    """As one does that has lost somebody whose rows the others have: it lives, and so do its connections."""
+    reduce_struck(f"lose@1/{lost}", tmp_path / "meeting", lost)
