@@ -19,6 +19,9 @@ def reason_of(stored: bytes | None, run_dir: Path, errors: Sequence[Mapping[str,
     if not state.outcome:
         return None
     if state.outcome == "failed":
+        if state.failed is not None:  # it may have been ended before its error event was written
+            worker, code = state.failed
+            return Outcome(exit_code=code or 1, worker=worker, reason=state.text)
         return _failed(state.text, errors)
     if state.outcome == "stopped":
         return STOPPED

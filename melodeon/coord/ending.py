@@ -34,6 +34,8 @@ def judge_errors(turn: Turn) -> None:
     newcomers = {worker for change in changes for worker in change.adding}
     for info in state.workers.values():
         if info.error and not info.released and (info.worker not in newcomers or info.worker in concerned(state)):
+            if info.phase is not Phase.GONE and info.exit_code is not None:
+                state.failed = (info.worker, info.exit_code)  # as it has told itself, not as its process ended
             end_job(turn, "failed", info.error)
             return
 

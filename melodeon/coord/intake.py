@@ -48,7 +48,7 @@ def take_status(turn: Turn, info: WorkerInfo, status: Status) -> None:
     info.busy_s, info.pause_s = status.busy_s, status.pause_s
     info.address, info.checkpoint, info.keeps = status.address, status.checkpoint, status.keeps
     info.preempted, info.broken = status.preempted, status.broken
-    info.error, info.at = status.error, status.at
+    info.error, info.exit_code, info.at = status.error, status.exit_code, status.at
     if status.total_steps is not None:
         turn.state.total_steps, turn.state.steps_per_epoch = status.total_steps, status.steps_per_epoch
     if status.metrics:

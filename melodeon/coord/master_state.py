@@ -282,6 +282,8 @@ class MasterState(msgspec.Struct, kw_only=True):
     outcome: str = ""
     text: str = ""
     digest: str = ""
+    failed: tuple[int, int] | None = None
+    """The worker whose script's error ended the job, and the exit code that its error stands for."""
 
 
 class Outcome(msgspec.Struct, kw_only=True):

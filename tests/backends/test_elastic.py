@@ -94,6 +94,12 @@ def test_a_job_that_runs_elsewhere_under_its_name_is_left_alone(tmp_path: Path) 
     assert not list(tmp_path.rglob("agent.log"))
 
 
+def test_an_error_keeps_its_exit_code_where_its_event_was_never_written(tmp_path: Path) -> None:
+    state = MasterState(config=JobConfig(job="x"), outcome="failed", text="batch_size=0 must be more", failed=(3, 2))
+    outcome = reason_of(msgspec.json.encode(state), tmp_path, [])
+    assert outcome == Outcome(exit_code=2, worker=3, reason="batch_size=0 must be more")
+
+
 def test_nobody_is_done_without_a_worker_that_has_trained(tmp_path: Path) -> None:
     state = MasterState(config=JobConfig(job="x"), outcome="done")
     state.workers[0] = WorkerInfo(worker=0, agent="node0", slot=0, finished=True)

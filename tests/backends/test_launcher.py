@@ -171,6 +171,7 @@ def test_a_target_that_was_reached_is_told(
         on_event({"kind": "end", "step": 99, "digest": "ab", **({"reached": reached} if reached else {})})
         return Outcome(exit_code=0)
 
+    monkeypatch.chdir(tmp_path)  # the launcher goes to the job's folder, and this process must come back
     monkeypatch.setattr("melodeon.backends.launcher.run_elastic", run_elastic)
     main(["launcher", str(write_order(scripted(tmp_path)))])
     ended = ended_of(tmp_path / "job-1" / "job-1.1")

@@ -200,6 +200,13 @@ def test_a_script_error_ends_the_job_with_its_sentence() -> None:
     assert bench.workers() == []
 
 
+def test_the_exit_code_of_an_error_is_the_one_that_was_told() -> None:
+    bench = job(2)
+    bench.say(1, error="virtual_workers=0 must be a whole number", exit_code=2)
+    bench.gone(1, exit_code=-9)
+    assert (bench.state.outcome, bench.state.failed) == ("failed", (1, 2))
+
+
 def test_a_group_that_fails_with_nobody_gone_is_made_again_after_a_moment() -> None:
     bench = job(2)
     bench.say(0, broken=1)
