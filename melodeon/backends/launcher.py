@@ -20,11 +20,11 @@ from melodeon.backends.devices import SlotMap
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.fleet_folder import Owner, read_order, take
 from melodeon.backends.fleet_values import LaunchOrder
-from melodeon.backends.last_words import explained, last_words
 from melodeon.backends.local import Event
 from melodeon.backends.machine import require_torch
 from melodeon.backends.outcome import Outcome
 from melodeon.backends.runs import Heard, write_record
+from melodeon.backends.stderr_end import explained, said_last
 from melodeon.coord import limits, registry
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig
@@ -190,7 +190,7 @@ def _reason(order: LaunchOrder, outcome: Outcome, last: Event) -> str | None:
         return f"{last['reached']} was reached"
     if not reason or order.memory is None or outcome.ok:
         return reason
-    if not _is_short(reason) and _is_short(said := last_words(Path(order.run_dir), outcome.worker)):
+    if not _is_short(reason) and _is_short(said := said_last(Path(order.run_dir), outcome.worker)):
         reason = f"{reason}: {said}"
     if not _is_short(reason) and "memory" not in reason.lower():
         return reason

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from melodeon.backends.last_words import explained
 from melodeon.backends.local import Event, OnEvent, OnOutput, run_local
 from melodeon.backends.outcome import Outcome
+from melodeon.backends.stderr_end import explained
 from melodeon.coord.marks import started
 from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from melodeon.backends.last_words import LONGEST, explained, last_words
 from melodeon.backends.outcome import STOPPED, Outcome
+from melodeon.backends.stderr_end import LONGEST, explained, said_last
 
 BARE = "worker 2 ended with exit code 1"
 
@@ -26,7 +26,7 @@ def failed(reason: str = BARE) -> Outcome:
 )
 def test_the_last_line_is_told_harmless_and_bounded(tmp_path: Path, written: bytes, told: str) -> None:
     (tmp_path / "worker-2.err").write_bytes(written)
-    assert last_words(tmp_path, 2) == told
+    assert said_last(tmp_path, 2) == told
     assert explained(failed(), tmp_path) == failed(f"{BARE}: {told}")
 
 
@@ -45,8 +45,8 @@ def test_a_worker_that_said_nothing(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "worker-2.err"
     os.mkfifo(path)
-    assert last_words(tmp_path, 2) == ""
+    assert said_last(tmp_path, 2) == ""
     path.unlink()
     (tmp_path / "secret").write_text("secret\n")
     path.symlink_to(tmp_path / "secret")
-    assert last_words(tmp_path, 2) == ""
+    assert said_last(tmp_path, 2) == ""

@@ -22,11 +22,11 @@ def explained(outcome: Outcome, run_dir: Path) -> Outcome:
     """The outcome, with the last line of the failed worker's stderr where nothing else tells why it failed."""
     if not outcome.reason or not _BARE.fullmatch(outcome.reason):
         return outcome
-    said = last_words(run_dir, outcome.worker)
+    said = said_last(run_dir, outcome.worker)
     return replace(outcome, reason=f"{outcome.reason}: {said}") if said else outcome
 
 
-def last_words(run_dir: Path, worker: int | None) -> str:
+def said_last(run_dir: Path, worker: int | None) -> str:
     """The last line of a worker's stderr, with nothing in it that a terminal would obey; empty: it said nothing."""
     try:
         # The folder is the job's: a pipe there must not hold us.
