@@ -40,8 +40,8 @@ def map_segments(group: Group, sizes: Sequence[int]) -> list[torch.Tensor] | Non
     # Memory is given back by the last who lets go of it, and giving it back takes long: this way it is nobody's tensor
     # that goes last, but the file, when the view is over.
     group.hold("segment", partial(os.close, descriptor))
-    own = segments[group.rank]
-    populate(own.data_ptr(), own.numel())  # while others train
+    for segment in (segments[group.rank], *segments):
+        populate(segment.data_ptr(), segment.numel())  # while others train; its own first, which takes longest
     return segments
 
 
