@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import arguments, at_least, progress, report
+from _common import Bound, arguments, at_least, at_most, progress, report
 from _live import SCRIPTS, Boundary, Job, boundaries, clean, load, newest_step, scratch
 from _live_peers import Torchft, Torchrun, kill, torchft_python
 
@@ -219,6 +219,16 @@ def compare(row: dict[str, Any], name: str, samples: list[dict[str, Any]]) -> No
         row[name]["ratio_beyond_the_step"] = round(beyond_s / max(row["beyond_its_step_s"], 1e-3), 1)
 
 
+def bounds_of(row: dict[str, Any]) -> Iterator[Bound]:
+    """What one change of one model is held to; one that never succeeded keeps no bound."""
+    name = f"{row['model']} {row['change']}"
+    yield at_most(f"{name}: changes that failed", row.get("failures", len(row["samples"])), 0)
+    if row["pause_s"] is not None:
+        yield at_most(f"{name}: seconds beyond the step", row["beyond_its_step_s"], row["allowed_beyond_s"])
+    if "ratio" in row.get("torchrun", {}):
+        yield at_least(f"{name}: of torchrun, beyond the step", row["torchrun"]["ratio_beyond_the_step"], LEAST)
+
+
 def measure(case: Case, options: argparse.Namespace, absent: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Everything for one model."""
     folder = scratch()
@@ -272,10 +282,7 @@ def main() -> None:
         ratio=worst and worst["torchrun"]["ratio"],
         cases=cases,
         absent=absent,
-        bounds=[
-            at_least(f"{row['model']} {row['change']} of torchrun", row["torchrun"]["ratio_beyond_the_step"], LEAST)
-            for row in compared
-        ],
+        bounds=[bound for row in cases for bound in bounds_of(row)],
         check=options.check,
     )
 
