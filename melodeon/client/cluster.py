@@ -13,7 +13,7 @@ import msgspec
 from melodeon.client.follow import QUIET_S, follow
 from melodeon.client.transport import PATIENCE_S, Transport
 from melodeon.core import service
-from melodeon.core.errors import UsageError
+from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.spec import Spec
 
 LOGS_WAIT_S = 20.0
@@ -205,5 +205,7 @@ def _path(job: str, what: str = "") -> str:
     """A job's route; its name is one part of the path, whatever is in it."""
     if not job:
         raise UsageError("job '' is no name: give a job's id, the beginning of it, or `last`")
+    if job in (".", "..") or "/" in job:  # paths, which quoting does not keep from being resolved or cut
+        raise NotFound(f"job {job!r} is not known here: see `melodeon ps`")
     name = quote(job, safe="")
     return f"/jobs/{name}/{what}" if what else f"/jobs/{name}"

@@ -26,6 +26,17 @@ def test_logs_of_a_cluster_job(cluster: Serving, melodeon: Melodeon) -> None:
     assert (code, "job cnn-2 is rejected and has no output of any worker" in err) == (4, True)
 
 
+def test_logs_of_the_run_whose_folder_one_stands_in(
+    cluster: Serving, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run := cluster.work / "mine").mkdir()
+    (run / "run.json").write_text('{"status": "done"}')
+    (run / "worker-0.log").write_text("hello\n")
+    monkeypatch.chdir(run)
+    for name in (".", "../mine"):
+        assert melodeon("logs", name) == (0, "hello\n", "")
+
+
 def test_logs_of_a_job_that_failed_before_it_printed_say_why(cluster: Serving, melodeon: Melodeon) -> None:
     melodeon("submit", "work/job.yaml", "--restarts", "0")
     cluster.fleet.logs = lambda *_: LogChunk(text="", next="1~~", over=True)  # type: ignore[method-assign]

@@ -210,6 +210,9 @@ def test_names_are_one_part_of_a_path(cluster: Cluster) -> None:
     for name in ("../overview", "a/b", "..", "%2e%2e", "?x=1", "#", "", "é", "\n"):
         with pytest.raises((NotFound, UsageError)):
             cluster.story(name)
+    for path in (".", "..", "a/b", "../a"):
+        with pytest.raises(NotFound, match=f"job '{re.escape(path)}' is not known here"):
+            cluster.job(path)
 
 
 # --- errors ---
