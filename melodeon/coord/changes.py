@@ -33,11 +33,21 @@ def run_changes(turn: Turn) -> None:
         if state.current is None:
             if not state.queue:
                 return
-            if state.phase is not JobPhase.TRAINING:
+            if state.phase is not JobPhase.TRAINING or _awaits_slots(state, state.queue[0]):
                 return
             _begin(turn, state.queue.pop(0))
         elif not _advance(turn, state.current):
             return
+
+
+def _awaits_slots(state: MasterState, change: Change) -> bool:
+    """Whether it needs slots that the leavers of a view before have not left yet: they end within seconds."""
+    size = len(seated(state))
+    sizes = {"scale_out": size + change.count, "scale": change.count, "resize": change.count}
+    count = len(change.workers) if change.what == "migrate" else sizes.get(change.what, 0) - size
+    if change.stage is not Stage.QUEUED or sizes.get(change.what, 0) > room(state):
+        return False  # it has begun, or will be refused
+    return len(find_room(state, count, change.on)) < count <= len(find_room(state, count, change.on, soon=True))
 
 
 def _begin(turn: Turn, change: Change) -> None:
@@ -248,9 +258,9 @@ def _begin_out(turn: Turn, change: Change) -> str:
     if free < change.count:
         if change.what == "replace":
             state.owed += change.count
-        where = f"agent {change.on}" if change.on else "the agents"
+        where = f"agent {change.on} has" if change.on else "the agents have"
         fix = "add an agent" if not state.slots else "place the job on more slots first"
-        return f"{change.count} new workers need {change.count} free slots, and {where} have {free}: {fix}"
+        return f"{counted(change.count, 'new worker')} cannot start: {where} {counted(free, 'free slot')}; {fix}"
     change.adding = start_workers(turn, change.count, change.on)
     if change.what == "scale_out":
         state.wanted += change.count
@@ -310,7 +320,7 @@ def _begin_migrate(turn: Turn, change: Change) -> str:
     elsewhere = change.on or _elsewhere(state, leave)
     if len(find_room(state, len(leave), elsewhere)) < len(leave):
         fix = "add an agent" if not state.slots else "place the job on other slots instead"
-        return f"moving {len(leave)} workers needs as many free slots, and there are fewer: {fix}"
+        return f"{counted(len(leave), 'worker')} cannot move: there are fewer free slots; {fix}"
     change.adding = start_workers(turn, len(leave), elsewhere)
     change.removing = leave
     return ""

@@ -55,14 +55,18 @@ def places(slots: Mapping[str, Sequence[int]]) -> list[Place]:
     return [(agent, slot) for agent, some in slots.items() for slot in some]
 
 
-def in_use(state: MasterState) -> set[Place]:
-    """Where somebody is who is not gone."""
-    return {(info.agent, info.slot) for info in state.workers.values() if info.phase is not Phase.GONE}
+def in_use(state: MasterState, *, soon: bool = False) -> set[Place]:
+    """Where somebody is who is not gone; `soon`: and has not been let go."""
+    there = [info for info in state.workers.values() if info.phase is not Phase.GONE]
+    return {(info.agent, info.slot) for info in there if not (soon and info.released)}
 
 
-def find_room(state: MasterState, count: int, on: str = "") -> list[Place]:
-    """Free slots of the job for `count` workers, least loaded agent first; fewer if there are not so many."""
-    used = in_use(state)
+def find_room(state: MasterState, count: int, on: str = "", *, soon: bool = False) -> list[Place]:
+    """Free slots of the job for `count` workers, least loaded agent first; fewer if there are not so many.
+
+    `soon`: those too that somebody who was let go has not left yet.
+    """
+    used = in_use(state, soon=soon)
     free: dict[str, list[int]] = {}
     load: dict[str, int] = {}
     for name, agent in state.agents.items():

@@ -81,6 +81,33 @@ def test_who_was_let_go_is_not_asked_to_wait_for_the_next_view() -> None:
     assert not bench.notice(1).released
 
 
+@pytest.mark.parametrize(("what", "values"), [("scale_out", {"n": 1}), ("scale", {"n": 2}), ("migrate", {})])
+def test_a_slot_whose_leaver_is_still_ending_is_waited_for(what: str, values: dict[str, object]) -> None:
+    bench = job(2, {"a": 2})
+    bench.ask("scale_in", n=1)
+    bench.enter()
+    assert bench.ask(what, id="x", **values) is None, "not refused for want of a slot"
+    assert bench.workers() == [0, 1]
+    bench.gone(1, exit_code=0)
+    assert bench.workers() == [0, 2]
+    bench.ready(2)
+    for _ in range(2):  # the only worker moves by way of a view of both
+        bench.enter()
+    assert bench.answers["x"].ok
+
+
+def test_a_slot_that_nobody_is_about_to_leave_is_not_waited_for() -> None:
+    bench = job(3, {"a": 3})
+    answer = bench.ask("scale_out", n=1)
+    assert answer is not None
+    assert answer.text == "1 new worker cannot start: the agents have 0 free slots; add an agent"
+    bench.ask("scale_in", n=1)
+    bench.enter()
+    answer = bench.ask("scale_out", n=2)
+    assert answer is not None
+    assert answer.text.startswith("2 new workers cannot start")
+
+
 def test_a_released_worker_that_does_not_end_is_killed() -> None:
     bench = job(2)
     bench.ask("scale_in", n=1)
