@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from melodeon.coord.changes import cancel, run_changes, stand_aside
 from melodeon.coord.ending import end_job, judge_done, judge_errors
-from melodeon.coord.master_state import Change, JobPhase, Stage, Turn
+from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
 from melodeon.coord.messages import Phase
 from melodeon.coord.pace import note_pace
 from melodeon.coord.profiling import drop_profile, run_profile
@@ -93,7 +93,7 @@ def mend(turn: Turn) -> None:
     state = turn.state
     if not state.torn:
         return
-    survivors = [worker for worker in concerned(state) if alive(state, worker)]
+    survivors = [worker for worker in concerned(state) if alive(state, worker)] or _call_back(state)
     holders = [worker for worker in survivors if state.workers[worker].phase is Phase.MEMBER]
     if not survivors:
         _start_again(turn)
@@ -104,6 +104,17 @@ def mend(turn: Turn) -> None:
         drop_worker(turn, worker, "there are more workers than virtual workers")
     kept = {*holders, *fresh[:free]}
     propose(turn, [worker for worker in survivors if worker in kept], planned=False, reason=state.torn)
+
+
+def _call_back(state: MasterState) -> list[int]:
+    """Nobody of the view is left: those who were to leave and have not heard yet that they may hold the state still."""
+    held = [info for info in state.workers.values() if info.released and not info.told.released]
+    held = [info for info in held if info.phase is Phase.MEMBER and not info.finished]
+    held.sort(key=lambda info: (-info.generation, info.worker))  # of several views' leavers, the newest come first
+    back = held[: state.virtual_workers]
+    for info in back:
+        info.released = False
+    return [info.worker for info in back]
 
 
 def _start_again(turn: Turn) -> None:

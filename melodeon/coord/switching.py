@@ -1,7 +1,8 @@
 """When a view has been entered by all: it counts, and the pauses are told once they are known.
 
-Leavers are not needed from then on. They are told so when the others have trained a step without them, since the end of
-a process takes time of the processors that the others train on, and the pause would be longer by it.
+Leavers have no part in it from then on. They are told so when the others have trained a step without them, since the
+end of a process takes time of the processors that the others train on, and the pause would be longer by it. Until then
+they hold the state, and are called back if all the others are lost.
 """
 
 from melodeon.coord.master_state import Switch, Turn

@@ -182,6 +182,30 @@ def test_all_lost_starts_again_cold_while_restarts_last() -> None:
     assert "--restarts" in bench.state.text
 
 
+def test_leavers_who_wait_for_the_others_first_step_are_called_back_when_all_of_these_are_lost() -> None:
+    bench = job(3)
+    bench.ask("scale_in", id="x", workers=[1, 2])
+    bench.enter(pause_s=0.0)
+    assert not bench.notice(1).released
+    bench.gone(0)
+    assert bench.state.phase is JobPhase.TRAINING, "two hold the state still: no checkpoint is read"
+    assert (bench.view.workers, bench.view.planned) == ((1, 2), False)
+    assert not bench.notice(1).released
+    assert bench.answers["x"].ok
+    bench.enter()
+    bench.tick(40.0)
+    assert bench.workers() == [1, 2], "they have not been let go"
+
+
+def test_leavers_who_were_let_go_are_not_called_back() -> None:
+    bench = job(2, restarts=1)
+    bench.ask("scale_in", workers=[1])
+    bench.enter()
+    assert bench.notice(1).released
+    bench.gone(0)
+    assert bench.state.phase is JobPhase.STARTING
+
+
 def test_a_restart_that_was_spent_on_a_replacement_is_not_lost_with_the_rest() -> None:
     bench = job(2, restarts=2)
     bench.gone(1)

@@ -105,6 +105,10 @@ class Checks:
             if record.kind == "ask":
                 self.expect(record.values["id"] not in self.asked, "an ask has one effect", record.values["id"])
                 self.asked.add(record.values["id"])
+            if record.kind == "restart":
+                members = [worker for worker, info in state.workers.items() if info.phase is Phase.MEMBER]
+                held = [worker for worker in members if worker not in self.declared]
+                self.expect(not held, "a checkpoint is read when nobody holds the state", str(held))
             if self.world.tracing:
                 self.world.trace(f"master: {record.kind} {record.values}")
         self.loaded(state)
@@ -133,7 +137,7 @@ class Checks:
         self.expect(len(set(taken)) == len(taken), "a slot has one worker", str(sorted(taken)))
         for number in range(state.next_worker):
             info = state.workers.get(number)
-            if info is None or info.phase is Phase.GONE or info.released:
+            if info is None or info.phase is Phase.GONE or info.told.released:
                 self.declared.add(number)
         for agent in state.agents.values():
             self.issued.add((state.fence, agent.agent, agent.orders))
