@@ -88,13 +88,35 @@ def find_job(name: str | None, runs_root: str = RUNS_ROOT) -> "Entry":
         if ended is None:
             _say_if_clusters(name)
             raise
-        status = read_json(ended / "run.json").get("status", "not known")
-        if status == "running":  # its launcher was killed, and could not say how it ended
-            status = "lost"
+        record = read_json(ended / "run.json")
+        status = "lost" if is_lost(record) else record.get("status", "not known")
+        if status == "running":
+            raise _unasked(name, ended, record) from None
         raise NotFound(
             f"job {name!r} does not run any more (status: {status}): "
             f"see `melodeon logs {ended.name}`, or `melodeon ps` for jobs that run"
         ) from None
+
+
+def _unasked(name: str, run: Path, record: Mapping[str, object]) -> MelodeonError:
+    """Why a run that goes on cannot be asked for anything."""
+    if record.get("elastic"):
+        return NotFound(f"job {name!r} is just starting or ending: ask again, or see `melodeon logs {run.name}`")
+    return UsageError(
+        f"job {name!r} runs without agents and cannot be asked for anything: start it by `melodeon run`, without "
+        "--static, --assignment and --record-ops"
+    )
+
+
+def is_lost(record: Mapping[str, object]) -> bool:
+    """Whether a run's launcher was killed, and could not write down how its run ended."""
+    from melodeon.coord.marks import started
+
+    pid = record.get("pid")
+    if record.get("status") != "running" or not isinstance(pid, int):
+        return False
+    now = started(pid)
+    return now is None or record.get("pid_started") not in (None, now)  # another may have been given its number
 
 
 def find_entry(name: str | None) -> "Entry":

@@ -10,9 +10,8 @@ import typer
 
 from melodeon.cli import ps_cluster
 from melodeon.cli.cluster import Local
-from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, read_json, runs_in, wants_json
+from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, is_lost, read_json, runs_in, wants_json
 from melodeon.cli.output import fitted, print_json, print_wrapped
-from melodeon.coord.marks import started
 from melodeon.core.errors import Cancelled, MelodeonError, Unreachable
 from melodeon.viz.timeline import mappings, whole
 from melodeon.viz.words import duration, number, plain
@@ -111,9 +110,7 @@ def _running(entry: "Entry") -> dict[str, object]:
 def _kept(run: Path) -> dict[str, object]:
     record = read_json(run / "run.json")
     row = _row(run.name, str(run.resolve()), record, str(record.get("created") or ""))
-    pid = whole(record.get("pid"))
-    # A launcher that was killed could not write down how its run ended.
-    if row["status"] == "running" and pid is not None and not _is_alive(pid, record.get("pid_started")):
+    if is_lost(record):
         row["status"] = "lost"
         row["workers"] = None if record.get("elastic") else row["workers"]  # it may have been resized
     elif record.get("exit_code") == Cancelled.exit_code:
@@ -154,9 +151,3 @@ def _age(created: str) -> str:
         return "-"
     now = datetime.now(UTC)
     return duration((now - (began if began.tzinfo else began.replace(tzinfo=UTC))).total_seconds())
-
-
-def _is_alive(pid: int, began: object) -> bool:
-    """Whether that process still runs, and is not another that was given its number."""
-    now = started(pid)
-    return now is not None and began in (None, now)

@@ -1,6 +1,7 @@
 """scale, migrate, profile, checkpoint, stop: the real command line and client, and an agent that answers at will."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +121,20 @@ def test_an_ended_job_is_told_from_one_that_never_was(place: Path, melodeon: Mel
     assert (code, "job 'mine' does not run any more (status: done)" in err) == (4, True)
     code, _, err = melodeon("scale", "other", "4")
     assert (code, "no job runs on this machine" in err) == (4, True)
+
+
+def test_a_run_that_goes_on_is_not_called_ended(place: Path, melodeon: Melodeon) -> None:
+    """It has no agents, or they are not there yet or any more."""
+    run = place / ".melodeon/runs/mine"
+    run.mkdir(parents=True)
+    for elastic, pid, code, sentence in (
+        (False, os.getpid(), 2, "runs without agents and cannot be asked for anything: start it by `melodeon run`"),
+        (True, os.getpid(), 4, "is just starting or ending: ask again"),
+        (True, 2**22 + 1, 4, "does not run any more (status: lost)"),
+    ):
+        (run / "run.json").write_text(json.dumps({"status": "running", "elastic": elastic, "pid": pid}))
+        done, _, err = melodeon("scale", "mine", "4")
+        assert (done, err.startswith(f"error: job 'mine' {sentence}")) == (code, True), err
 
 
 def test_an_ambiguous_name_lists_the_candidates(place: Path, melodeon: Melodeon) -> None:
