@@ -42,8 +42,8 @@ def hosted_store(path: Path, address: str | None, token: str, listen: str = "") 
 class StoreThread:
     """An event loop in a thread, and where the store is."""
 
-    def __init__(self) -> None:
-        self.address = ""
+    def __init__(self, address: str = "") -> None:
+        self.address = address
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="melodeon-store", daemon=True)
         self._thread.start()
@@ -66,10 +66,18 @@ class StoreThread:
             self.run(_clear(self.address, prefix, token))
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and what is under way in it."""
+        self.run(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _read(address: str, key: str, token: str) -> bytes | None:

@@ -18,8 +18,10 @@ import msgspec
 
 from melodeon.backends.addresses import own_towards, require_own
 from melodeon.backends.agents import Agents, kept_agents, socket_path, wake_pipe
+from melodeon.backends.elastic_store import StoreThread
 from melodeon.backends.local import OnEvent, worker_env
 from melodeon.backends.orphan import write_end
+from melodeon.backends.rollcall import RollCall
 from melodeon.backends.signals import forwarded_signals
 from melodeon.backends.tail import LOOK_S, EventTail
 from melodeon.coord.agent_config import AgentConfig, read_config
@@ -46,6 +48,8 @@ class Guest:
     """Where other machines reach this one; empty: the address that the job's machine sees."""
     patience_s: float = 60.0
     """How long it waits for the job's store when that does not answer; then it leaves the job."""
+    stuck_s: float = 15.0
+    """An agent that runs and has been missing from the store for so long is killed, and started again."""
 
 
 def invitation(run_dir: Path) -> AgentConfig:
@@ -104,7 +108,10 @@ def take_part(guest: Guest, *, on_start: Callable[[AgentConfig], None], on_event
             stack.enter_context(forwarded_signals(wake_pipe(selector, stack, visit.signalled)))
             agents.add(config)
             on_start(config)
-            visit.watch(agents, selector)
+            store = StoreThread(host.store)
+            stack.callback(store.close)
+            with contextlib.closing(RollCall(store, host.prefix, token, guest.stuck_s)) as roll:
+                visit.watch(agents, selector, roll, guest.patience_s + guest.stuck_s)
         if agents.hopeless is not None and not visit.leaving:
             raise agents.hopeless
     if not visit.leaving:
@@ -125,13 +132,22 @@ class _Visit:
         self._hurry = self.leaving or len(numbers) > 1
         self.leaving = True
 
-    def watch(self, agents: Agents, selector: selectors.BaseSelector) -> None:
-        """Until the agent has ended, or there is no time for that."""
+    def watch(self, agents: Agents, selector: selectors.BaseSelector, roll: RollCall, patience_s: float) -> None:
+        """Until the agent has ended, or there is no time for that.
+
+        An agent ends by itself where the store stays away; one that stands still does not, and is given `patience_s`.
+        """
         remind_at = 0.0
         while agents.are_needed and not self._hurry:
             for key, _ in selector.select(LOOK_S):
                 key.data()
             self._events.read()
+            for agent in roll.missing(agents.running):
+                agents.kill(agent)
+            if (trouble := roll.trouble(patience_s)) is not None:
+                if self.leaving:
+                    return
+                raise trouble
             if self.leaving and time.monotonic() >= remind_at:
                 remind_at = time.monotonic() + REMIND_S
                 agents.tell(signal.SIGTERM)

@@ -1,10 +1,9 @@
 """Agents whose processes run while the store knows them no more: they were stopped, or are stuck.
 
 One that dies is seen at once and started again. One that stands still would never be: its workers' last words would
-stay unheard, and the launcher would wait for its end for ever. It is killed, and so is started again too.
+stay unheard, and whoever started it would wait for its end for ever. It is killed, and so is started again too.
 """
 
-import contextlib
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -45,6 +44,8 @@ class RollCall:
         self._pause_s = patience_s / CALLS
         self._answer: Future[set[str]] | None = None
         self._next = 0.0
+        self._heard_at = time.monotonic()
+        self._trouble: StoreError | None = None
 
     def missing(self, running: Mapping[str, int]) -> list[str]:
         """The agents that have been missing for too long, as far as is known by now."""
@@ -52,11 +53,18 @@ class RollCall:
         answer, found = self._answer, list[str]()
         if answer is not None and answer.done():
             self._answer, self._next = None, now + self._pause_s
-            with contextlib.suppress(StoreError):  # who cannot be asked has missed nobody
+            try:
                 found = self._absences.missing(running, answer.result(), now)
+                self._heard_at, self._trouble = now, None
+            except StoreError as error:  # who cannot be asked has missed nobody
+                self._trouble = error
         elif answer is None and now >= self._next:
             self._answer = self._store.start(self._present())
         return found
+
+    def trouble(self, patience_s: float) -> StoreError | None:
+        """What is wrong with the store, if it has not answered for so long."""
+        return self._trouble if time.monotonic() - self._heard_at >= patience_s else None
 
     def close(self) -> None:
         """Ask no more."""
@@ -64,5 +72,5 @@ class RollCall:
             self._answer.cancel()
 
     async def _present(self) -> set[str]:
-        async with open_store(self._store.address, token=self._token) as store:
+        async with open_store(self._store.address, token=self._token, patience_s=self._pause_s) as store:
             return {key.removeprefix(self._prefix) for key in await store.list(self._prefix)}

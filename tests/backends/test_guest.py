@@ -92,7 +92,8 @@ def agent_of(folder: Path) -> int:
     return next((pid for pid, args in _processes().items() if want in args), 0)
 
 
-def test_a_guest_ends_when_the_job_stays_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_a_guest_ends_when_the_job_stays_away(tmp_path: Path, stands_still: bool) -> None:
     """The job's machine is gone, its store with it: nobody else would end what runs here."""
     token = tmp_path / ".token"
     token.write_text("secret")
@@ -116,12 +117,30 @@ def test_a_guest_ends_when_the_job_stays_away(tmp_path: Path) -> None:
             ttl_s=1.0,
         )
         write_config(host.node_dir / "agent.json", host)
-        guest = Guest(run_dir=tmp_path, name="guest", slots=1, patience_s=1.0)
+        guest = Guest(run_dir=tmp_path, name="guest", slots=1, patience_s=1.0, stuck_s=3.0)
         taking = pool.submit(take_part, guest, on_start=lambda _: None, on_event=lambda _: None)
         eventually(lambda: store.read(f"{host.prefix}agents/guest", "secret"))
+        if stands_still:
+            os.kill(agent_of(tmp_path), signal.SIGSTOP)
         away.close()
         with pytest.raises(StoreUnreachable, match=r"the store at tcp:.* for 1 s: is its host running\?"):
             taking.result(timeout=60)
+
+
+def test_a_guests_agent_that_stands_still_is_started_again(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=1, elastic={**LISTENING, "ttl_s": 1.0}) as job, ThreadPoolExecutor(1) as pool:
+        job.wait_for_view(0)
+        guest = Guest(run_dir=job.folder, name="guest", slots=2, address="127.0.0.2", stuck_s=1.0)
+        taking = pool.submit(take_part, guest, on_start=lambda _: None, on_event=lambda _: None)
+        job.wait_for("agent_joined", agent="guest")
+        assert job.handle.scale_out(1, "guest").ok
+        stuck = agent_of(job.folder)
+        os.kill(stuck, signal.SIGSTOP)
+        eventually(lambda: agent_of(job.folder) not in (0, stuck))
+        eventually(lambda: sorted(job.workers()) == [0])  # nobody else would have ended the guest's worker
+        assert job.handle.stop().ok
+        assert taking.result(timeout=60), "it hears of the end"
+        job.end()
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
