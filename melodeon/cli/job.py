@@ -191,7 +191,7 @@ def find_folder(name: str | None, runs_root: str) -> Path:
             return ended
         if name is None:
             raise NotFound(f"no job runs on this machine, and {runs_root} holds no run: name a run's folder") from None
-        raise NotFound(f"{error}; no run under {runs_root} is called so either") from None
+        raise NotFound(f"{name!r} is no run under {runs_root}, and {error}") from None
 
 
 def _clusters_run(name: str) -> Path | None:

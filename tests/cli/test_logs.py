@@ -55,7 +55,7 @@ def test_mistakes(place: Path, melodeon: Melodeon) -> None:
     ended(place, "a2", w0="x\n")
     for args, code, sentence in [
         (["a"], 4, "could be any of a1, a2"),
-        (["b"], 4, "`melodeon run`; no run under .melodeon/runs is called so either"),
+        (["b"], 4, "'b' is no run under .melodeon/runs, and job 'b' is not there"),
         (["a1", "--worker", "7"], 4, "run a1 has no log of worker 7: it has logs of workers 0"),
         (["a1", "--worker", "x"], 2, "--worker x is no worker"),
         (["a1", "--tail", "-1"], 2, "--tail -1 is no number of lines"),
