@@ -72,10 +72,9 @@ def outlook_of(spec: JobSpec, kinds: Collection[DeviceType], *, linear: bool = F
     """The job's figures on some types of device, from its scaling curves.
 
     `linear`: only the speed of one device is known, and more are taken to be as fast each. A job that does not say of
-    how many virtual workers it is made has as many as the most devices that it can use.
+    how many virtual workers it is made has as many as it may have devices, or as were requested for it: its maxP.
     """
-    widest = max(curve.points[-1][0] for _, curve in spec.curves)
-    virtual_workers = max(spec.virtual_workers or spec.max_workers or widest, spec.min_workers)
+    virtual_workers = max(spec.virtual_workers or spec.max_workers or spec.requested_workers, spec.min_workers)
     most = min(virtual_workers, spec.max_workers or virtual_workers)
     curves = tuple((kind, curve) for kind, curve in spec.curves if kind in kinds)
     return _outlook(curves, virtual_workers, spec.min_workers, most, linear)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +54,15 @@ def test_every_waiting_job_gets_one_device_before_anybody_gets_two() -> None:
     assert shares(EasyScaleHeter(), jobs, "1x3:V100") == {"a": {V100: 1}, "b": {V100: 1}, "c": {V100: 1}}
     # One more: all gain the same from it (4 virtual workers in 2 turns instead of 4), so the first submitted grows.
     assert shares(EasyScaleHeter(), jobs, "1x4:V100") == {"a": {V100: 2}, "b": {V100: 1}, "c": {V100: 1}}
+
+
+def test_a_job_that_names_no_virtual_workers_has_as_many_as_it_requested() -> None:
+    # Traces of other systems tell what a user asked for (maxP), and the model was measured on more devices than that.
+    unnamed = replace(job("a", 16), requested_workers=2, max_workers=None, virtual_workers=None)
+    assert shares(EasyScaleHomo(), [unnamed], "2x8:V100") == {"a": {V100: 2}}
+    assert shares(EasyScaleHeter(), [unnamed], "2x8:V100") == {"a": {V100: 2}}
+    # A bound of its own counts before that.
+    assert shares(EasyScaleHeter(), [replace(unnamed, max_workers=4)], "2x8:V100") == {"a": {V100: 4}}
 
 
 def test_devices_go_where_each_speeds_up_most() -> None:
