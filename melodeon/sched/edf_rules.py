@@ -24,7 +24,9 @@ def sizes(spec: JobSpec, kind: DeviceType, devices: int, widest: bool) -> tuple[
     """Numbers of devices of one type that the job can run on, ascending, at most `devices`."""
     if widest:
         curve, most = spec.curve(kind), min(devices, spec.max_workers or devices)
-        return tuple(n for n, _ in curve.points if spec.min_workers <= n <= most) if curve else ()
+        # Its least as well, as on a ladder: a job that was measured only outside its bounds would wait for ever.
+        counts = {spec.min_workers, *(n for n, _ in curve.points)} if curve else ()
+        return tuple(sorted(n for n in counts if spec.min_workers <= n <= most))
     ladder = spec.ladder(kind)
     return ladder.levels[: ladder.reach(devices)] if ladder and ladder.levels else ()
 

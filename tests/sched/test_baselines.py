@@ -37,6 +37,15 @@ def test_edf_gives_the_earliest_deadline_as_much_as_helps() -> None:
     assert first_shares(Edf(widest=True), jobs, "1x4") == {"soon": 4}
 
 
+@pytest.mark.parametrize(("least", "most", "given_to"), [(1, None, 1), (3, None, 3), (3, 3, 3), (1, 3, 1)])
+def test_the_widest_size_of_a_job_that_was_measured_only_outside_its_bounds_is_its_least(
+    least: int, most: int | None, given_to: int
+) -> None:
+    wide = ScalingCurve(((8, 8.0), (16, 12.0)))
+    spec = job("a", 10.0, wide, deadline_s=50.0, min_workers=least, max_workers=most)
+    assert first_shares(Edf(widest=True), [spec], "1x4") == first_shares(Edf(), [spec], "1x4") == {"a": given_to}
+
+
 def test_edf_runs_a_job_on_what_the_earlier_deadlines_leave() -> None:
     jobs = [job("soon", 10.0, LINEAR, deadline_s=50.0, max_workers=4), job("late", 10.0, LINEAR, deadline_s=90.0)]
     assert first_shares(Edf(), jobs) == {"soon": 4, "late": 4}
