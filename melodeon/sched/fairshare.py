@@ -40,7 +40,8 @@ def fair_shares(capacity: int, claims: Sequence[Claim]) -> list[int] | None:
 
 
 def _at(level: float, claim: Claim) -> int:
-    return max(claim.least, min(claim.most, int(level * claim.weight)))
+    # The lower one first: with the heaviest weights the product is infinite, which is no whole number.
+    return max(claim.least, int(min(claim.most, level * claim.weight)))
 
 
 def _water_level(capacity: int, claims: Sequence[Claim]) -> float:

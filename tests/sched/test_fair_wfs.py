@@ -58,6 +58,13 @@ def test_shares_are_proportional_to_weights_when_everybody_wants_everything(heav
             assert found[spec.id] >= int(exact + 1e-9), "and with room for all never below its whole devices"
 
 
+def test_a_weight_may_be_as_large_as_numbers_are() -> None:
+    states = [
+        JobState(job(name, 10.0, LINEAR, requested_workers=8, weight=w)) for name, w in (("a", 1e308), ("b", 1.0))
+    ]
+    assert shares(Wfs(), states, 8) == {"a": 7, "b": 1}
+
+
 @settings(max_examples=50)
 @given(job_lists(most=10), clusters)
 def test_no_device_is_idle_while_a_job_waits(jobs: list[JobSpec], cluster: Cluster) -> None:
