@@ -20,6 +20,11 @@ SLACK = 1e-7
 """The floor of the second program is lower by this share, so that rounding does not make it infeasible."""
 
 
+APART = 1e6
+"""Jobs' best values are at most so many times the least of them: what is worth more gets as good as no time for its
+floor, and the solver, whose tolerances are absolute, would lose sight of the others."""
+
+
 class Valued(NamedTuple):
     """One way to run a job."""
 
@@ -38,7 +43,7 @@ def max_min(offers: Sequence[Sequence[Valued]], capacity: Mapping[DeviceType, in
         for index, place in best.items():
             shares[index][place] = 1.0
         return shares
-    found = _Program([offers[index] for index in live], capacity).solve()
+    found = _Program(_comparable([offers[index] for index in live]), capacity).solve()
     for index in live:
         for place in range(len(offers[index])):
             shares[index][place] = min(1.0, max(0.0, next(found)))
@@ -52,6 +57,18 @@ def _fit(chosen: Sequence[Valued], capacity: Mapping[DeviceType, int]) -> bool:
         for kind, count in offer.counts:
             free[kind] -= count
     return min(free.values(), default=0) >= 0
+
+
+def _comparable(offers: Sequence[Sequence[Valued]]) -> Sequence[Sequence[Valued]]:
+    """The offers with values that one program can hold; as they are unless weights are many orders of size apart."""
+    best = [max(offer.value for offer in own) for own in offers]
+    least = min(best)
+    if max(best) <= APART * least:
+        return offers
+    return [
+        [Valued(offer.counts, offer.value / most * min(APART, most / least)) for offer in own]
+        for own, most in zip(offers, best, strict=True)
+    ]
 
 
 class _Program:

@@ -123,6 +123,15 @@ def test_a_job_that_wants_many_devices_is_not_starved_by_small_ones() -> None:
     assert ends["big"] < 4000.0
 
 
+@pytest.mark.parametrize("light", [1e-9, 1e-300])
+def test_weights_that_are_many_orders_of_size_apart_are_solved(light: float) -> None:
+    # What light jobs are worth would hide the heavy one from a solver whose tolerances are absolute.
+    offers = [[Valued(((V100, n),), n / weight)] for n, weight in ((1, light), (3, light), (1, 2.0))]
+    (one,), (three,), (heavy,) = max_min(offers, {V100: 4})
+    assert heavy == pytest.approx(1.0, abs=1e-5), "it has all the time that it can use"
+    assert one + 3 * three == pytest.approx(3.0, abs=1e-5), "and the others have the rest"
+
+
 def test_weights_divide_the_time() -> None:
     jobs = [job("heavy", 1.0, 1.0, 900.0, weight=3.0), job("light", 1.0, 1.0, 900.0)]
     ends = run(Gavel(round_s=10.0), jobs, "1x1:V100")
