@@ -13,6 +13,7 @@ from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal, JobId, JobSpec
 from melodeon.core.overhead import Overheads
 from melodeon.core.plan import Resize, Start
+from melodeon.sched.edf import Edf
 from melodeon.sched.elasticflow import ElasticFlow
 from melodeon.sched.greedy import Climber, Step, climb, steps_of
 from melodeon.sched.reserve import reserve_for
@@ -119,6 +120,18 @@ def test_a_refusal_that_only_the_safety_margin_causes_says_so() -> None:
     view = view_of(Cluster.parse("1x8"), [JobState(job("a", 28_803.2, linear, deadline_s=3600.0))], overheads=FREE)
     (verdict,) = tick(view, ElasticFlow(), TickState()).verdicts
     assert verdict.why == "even alone at its best speed it needs 3601 s and has 3600"
+
+
+def test_figure_3_both_deadlines_are_met_of_which_edf_misses_the_second() -> None:
+    # 3 units of work each, 1 a unit of time on one device and 1.5 on two; deadlines at 3 and 3.5 units, of a minute.
+    curve = ScalingCurve(((1, 1 / 60), (2, 1.5 / 60)))
+    jobs = [job(name, 3.0, curve, deadline_s=60.0 * due + 1e-3) for name, due in (("a", 3), ("b", 3.5))]
+    config = SimConfig(cluster=Cluster.parse("1x2"), overheads=FREE)
+    for policy, in_time in ((Edf(), [True, False]), (ElasticFlow(), [True, True])):
+        assert [o.in_time for o in Simulation(config, jobs, policy).run().result().outcomes] == in_time
+    view = view_of(Cluster.parse("1x2"), [JobState(spec) for spec in jobs], overheads=FREE)
+    shares = tick(view, ElasticFlow(), TickState()).plan.shares.values()
+    assert [share.num_devices for share in shares] == [1, 1]
 
 
 def test_one_infeasible_job_does_not_take_others_of_its_slot_with_it() -> None:
