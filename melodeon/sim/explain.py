@@ -129,17 +129,25 @@ def _story(found: Record, job: Job) -> Iterator[Sentence]:
 def _waited(found: Record, job: Job, held: list[Span], from_s: float, to_s: float) -> Sentence:
     """Who had the devices meanwhile."""
     share: dict[str, float] = {}
+    by_type: dict[str, float] = {}
     for span in held:
         both = min(span.to_s, to_s) - max(span.from_s, from_s)
         if both > 0 and span.job != job.id:
-            share[span.job] = share.get(span.job, 0.0) + both * span.change.devices / (to_s - from_s)
-    all_devices = sum(machine.devices for machine in found.head.nodes)
+            part = both / (to_s - from_s)
+            share[span.job] = share.get(span.job, 0.0) + part * span.change.devices
+            for kind, _, size in span.change.blocks:
+                by_type[kind] = by_type.get(kind, 0.0) + part * size
+    there: dict[str, int] = {}
+    for machine in found.head.nodes:
+        there[machine.type] = there.get(machine.type, 0) + machine.devices
     text = f"waited {length(to_s - from_s)}: "
     slot_s = found.head.slot_s
-    used = sum(share.values())
-    if used < 0.995 * all_devices and slot_s and to_s - from_s <= slot_s:
+    if sum(share.values()) < 0.995 * sum(there.values()) and slot_s and to_s - from_s <= slot_s:
         return Sentence(from_s, text + f"decisions are taken every {length(slot_s)}")
-    text += f"{used:.0f} of {all_devices} devices were held"
+    # Of several types one may be idle: a policy that keeps a job on another does not use it.
+    name_of = {kind: kind if len(there) > 1 else "devices" for kind in there}
+    text += " and ".join(f"{by_type.get(kind, 0.0):.0f} of {count} {name_of[kind]}" for kind, count in there.items())
+    text += " were held"
     most = sorted(share.items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{short(name)} ({devices:.0f})" for name, devices in most if devices >= 0.5)
     return Sentence(from_s, text + (f", most by jobs {named}" if named else ""))

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec import structs
 
-from melodeon.core.cluster import Cluster
+from melodeon.core.cluster import DEFAULT_TYPE, Cluster
 from melodeon.core.curve import ScalingCurve
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.jobs import JobSpec
@@ -162,6 +162,10 @@ def test_a_job_that_waits_is_told_who_held_the_devices() -> None:
     told = [sentence.text for sentence in explain(made(some_jobs(), Fifo()), "b")]
     assert any(text.startswith("waited 1.5 min: 4 of 4 devices were held, most by jobs a (4)") for text in told)
     assert told[-1].startswith("finished")
+    # Its curve is of one type only: that another is idle does not help it.
+    told = [sentence.text for sentence in explain(made(some_jobs(), Fifo(), "2x2,1x4:T4"), "b")]
+    held = f"4 of 4 {DEFAULT_TYPE} and 0 of 4 T4 were held, most by jobs a (4)"
+    assert any(text.startswith(f"waited 1.5 min: {held}") for text in told), told
 
 
 @pytest.mark.parametrize("kind", KINDS)
