@@ -59,7 +59,9 @@ class Chronus:
     def __post_init__(self) -> None:
         check_period("lease_s", self.lease_s)
         if self.max_jobs < 1 or self.time_limit_s <= 0:
-            raise UsageError(f"{self}: every option must be above 0")
+            raise UsageError(
+                f"max_jobs={self.max_jobs} and time_limit_s={self.time_limit_s:g} must be above 0: 48 and 30 are usual"
+            )
         if not 1 <= self.max_nodes <= MOST_NODES:
             raise UsageError(f"max_nodes={self.max_nodes} must be from 1 to {MOST_NODES}: 200 is usual")
 

@@ -55,8 +55,8 @@ class Pollux:
     def __post_init__(self) -> None:
         if self.power == 0 or abs(self.power) > MOST_POWER or self.moves < 0:
             raise UsageError(
-                f"{self}: the power must not be 0 and lies between -{MOST_POWER:g} and {MOST_POWER:g}, and the number "
-                "of moves must not be negative"
+                f"power={self.power:g} must lie between -{MOST_POWER:g} and {MOST_POWER:g} and not be 0, and "
+                f"moves={self.moves} must not be negative: -1 and 4000 are usual"
             )
 
     def decide(self, view: ClusterView, state: object) -> Decision:

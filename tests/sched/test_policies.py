@@ -181,7 +181,7 @@ def test_an_option_of_another_kind_is_told_what_it_takes(name: str, option: str,
 )
 def test_an_option_beyond_what_can_be_is_refused(name: str, option: str, values: tuple[float, ...]) -> None:
     for value in values:
-        with pytest.raises(UsageError, match=f"{option}=|the power must"):
+        with pytest.raises(UsageError, match=f"{option}="):
             make_policy(name, **{option: value})
 
 
