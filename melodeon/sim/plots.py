@@ -8,11 +8,12 @@ deadlines     the share of deadlines met by tightness; of one simulation also th
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import ceil, log10
 from zlib import crc32
 
 from melodeon.core.errors import UsageError
 from melodeon.core.plan import Placement
-from melodeon.core.text import plain
+from melodeon.core.text import counted, plain
 from melodeon.placement.topology import Topology, topology_of
 from melodeon.sim.clock import length, moment
 from melodeon.sim.explain import short
@@ -24,6 +25,8 @@ Window = tuple[float | None, float | None]
 
 BINS = 480
 """Points of a line over time: more than pixels help nobody."""
+ALIKE = 0.01
+"""Tightnesses that differ by less than this share are drawn as one."""
 FATES = (("in time", "#009e73"), ("late", "#e69f00"), ("turned away", "#b0b0b0"))
 
 
@@ -94,7 +97,7 @@ def _jct(records: Sequence[Record], _: Window) -> str:
     every = [max(value, 0.1) for values in times for value in values]
     if not every:
         raise UsageError("no job was finished, so there are no completion times to draw: simulate a longer trace")
-    labels = [f"{name}: {len(values):,} jobs" for name, values in zip(_names(records), times, strict=True)]
+    labels = [f"{name}: {counted(len(values), 'job')}" for name, values in zip(_names(records), times, strict=True)]
     chart = Chart(_shared_title(records, "job completion times"), legend=labels)
     low, high = min(every), max(every)
     chart.across(low / 1.2, high * 1.2, log=True)
@@ -107,8 +110,14 @@ def _jct(records: Sequence[Record], _: Window) -> str:
     for index, values in enumerate(times):
         step = max(1, len(values) // BINS)
         picked = [*range(0, len(values), step), len(values) - 1] if values else []
-        chart.line([(max(values[k], 0.1), (k + 1) / len(values)) for k in picked], index)
+        chart.line(_stairs([(max(values[k], 0.1), (k + 1) / len(values)) for k in picked]), index)
     return chart.render()
+
+
+def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A line that goes up at each point and nowhere else: between two completions no job is done."""
+    before = [0.0, *(share for _, share in points)]
+    return [(time, level) for (time, share), low in zip(points, before, strict=False) for level in (low, share)]
 
 
 def _utilisation(records: Sequence[Record], window: Window) -> str:
@@ -156,7 +165,7 @@ def _deadlines(records: Sequence[Record], _: Window) -> str:
         met = [100 * sum(job.in_time for job, _ in some) / len(some) if some else 0.0 for some in tight]
         chart = Chart(title, legend=[f"{n}: {share:.1f} %" for n, share in zip(_names(records), met, strict=True)])
     chart.across(0, len(edges) - 1)
-    labels = [(k + 0.5, f"{a:.1f} to {b:.1f}") for k, (a, b) in enumerate(pairwise(edges))]
+    labels = [(k + 0.5, f"{a} to {b}") for k, (a, b) in enumerate(pairwise(_told(edges)))]
     chart.axes(
         labels,
         percent_ticks(),
@@ -195,10 +204,14 @@ def _stack(chart: Chart, k: int, jobs: list[Job]) -> None:
 
 
 def _edges(values: list[float]) -> list[float]:
-    """Ten tenths from 0.5 to 1.5 where the trace drew them so, else ten even parts."""
+    """Ten tenths from 0.5 to 1.5 where the trace drew them so, else about ten even parts; one where all are alike."""
     low, high = min(values), max(values)
     if low >= 0.5 - 0.05 and high <= 1.5 + 0.05:
         return [0.5 + k / 10 for k in range(11)]
+    middle = (low + high) / 2
+    if high - low < ALIKE * abs(middle):
+        # Parts of that would differ by rounding only, and past a point not even by that.
+        return sorted([0.9 * middle, 1.1 * middle])
     ticks = [value for value, _ in even_ticks(low, high, 8)]
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
     first = ticks[0] - step if ticks and ticks[0] > low else ticks[0] if ticks else low
@@ -206,6 +219,15 @@ def _edges(values: list[float]) -> list[float]:
     while edges[-1] < high:
         edges.append(edges[-1] + step)
     return edges if len(edges) > 1 else [first, first + step]
+
+
+def _told(edges: list[float]) -> list[str]:
+    """The edges with as many digits as tell one from the next."""
+    step = edges[1] - edges[0]
+    if step < 1e-4 or max(map(abs, edges)) >= 1e6:
+        return [f"{edge:.4g}" for edge in edges]
+    digits = max(1, ceil(-log10(step) - 1e-9))
+    return [f"{edge:.{digits}f}" for edge in edges]
 
 
 def _bin(value: float, edges: list[float]) -> int:

@@ -188,12 +188,16 @@ def time_ticks(low: float, high: float, about: int = 8) -> tuple[list[tuple[floa
 
 
 def log_time_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Well-known times between two, for a scale of powers."""
+    """Well-known times between two, for a scale of powers; round ones where these are too few to read it by."""
     known = (
         *((0.1, "0.1 s"), (1, "1 s"), (10, "10 s"), (60, "1 min"), (600, "10 min"), (HOUR, "1 h"), (10 * HOUR, "10 h")),
-        *((DAY, "1 d"), (10 * DAY, "10 d"), (100 * DAY, "100 d")),
+        *((10.0**k * DAY, f"{10**k:,} d") for k in range(8)),
     )
-    return [(value, label) for value, label in known if low <= value <= high]
+    inside = [(value, label) for value, label in known if low <= value <= high]
+    if len(inside) > 1:
+        return inside
+    ticks, unit = time_ticks(low, high)
+    return [(value, f"{label} {unit}") for value, label in ticks]
 
 
 def percent_ticks() -> list[tuple[float, str]]:

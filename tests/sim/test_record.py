@@ -188,6 +188,36 @@ def test_several_simulations_share_a_picture_but_not_a_gantt() -> None:
         plot("gantt", both[:1], (1e9, None))
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((1.6, 1.7), ["1.60 to 1.62", "1.62 to 1.64", "1.64 to 1.66", "1.66 to 1.68", "1.68 to 1.70"]),
+        ((0.0001, 0.0001), ["9e-05 to 0.00011"]),
+        ((3.0, 3.0), ["2.7 to 3.3"]),
+        ((1e6, 1e6 + 3e-10), ["9e+05 to 1.1e+06"]),
+        ((0.5, 700.0), ["0.0 to 100.0", "100.0 to 200.0", "600.0 to 700.0"]),
+    ],
+)
+def test_classes_of_tightness_are_few_and_told_apart(values: tuple[float, ...], told: list[str]) -> None:
+    jobs = [
+        job(f"j{at}", 10.0, LINEAR, submit_s=3.0 * at, deadline_s=3.0 * at + 700.0 * value, duration_s=700.0)
+        for at, value in enumerate(values)
+    ]
+    labels = re.findall(r">([\de+.-]+ to [\de+.-]+)<", plot("deadlines", [made(jobs, Fifo())]))
+    assert len(set(labels)) == len(labels) <= 10
+    assert set(told) <= set(labels)
+
+
+def test_completion_times_go_up_in_stairs_and_one_job_is_seen() -> None:
+    found = made([job("a", 46.0, LINEAR, requested_workers=1)], Fifo())
+    text = plot("jct", [found])
+    assert ">fifo: 1 job<" in text
+    (line,) = re.findall("polyline points='([^']+)'", text)
+    points = [point.split(",") for point in line.split()]
+    assert len({x for x, _ in points}) == 1
+    assert float(points[0][1]) > float(points[-1][1]), "from nobody to everybody"
+
+
 def test_the_share_held_is_what_the_metrics_say() -> None:
     found = made(some_jobs(), Fifo())
     shares = held_share(found, 0.0, found.head.end_s - found.head.start_s)

@@ -1,7 +1,9 @@
 import re
 from xml.etree import ElementTree as ET
 
-from melodeon.sim.svg import Chart
+import pytest
+
+from melodeon.sim.svg import Chart, log_time_ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -45,3 +47,18 @@ def test_a_long_title_is_made_smaller_and_then_cut_in_its_middle() -> None:
     assert longer.text == "t" * 110
     assert re.fullmatch(r"t{50,}…t{50,}", longest.text or "")
     assert len(longest.text or "") < 130
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (20.0, 4e4, ["1 min", "10 min", "1 h", "10 h"]),
+        (38.0, 55.0, ["40 s", "45 s", "50 s", "55 s"]),
+        (200 * 86_400.0, 400 * 86_400.0, ["200 d", "250 d", "300 d", "350 d", "400 d"]),
+        (9 * 86_400.0, 2e8, ["10 d", "100 d", "1,000 d"]),
+    ],
+)
+def test_a_scale_of_times_can_always_be_read(low: float, high: float, told: list[str]) -> None:
+    ticks = log_time_ticks(low, high)
+    assert all(low <= value <= high for value, _ in ticks)
+    assert set(told) <= {label for _, label in ticks}
