@@ -30,8 +30,11 @@ OUTPUTS = ("table", "json", "csv")
 def sim(
     traces: Annotated[list[str] | None, typer.Argument(metavar="TRACE", help="Trace files, also gzipped.")] = None,
     policy: Annotated[
-        str, typer.Option("--policy", "-p", metavar="NAMES", help="Policies, by comma; all: every one.")
-    ] = "elasticflow",
+        list[str] | None,
+        typer.Option(
+            "--policy", "-p", metavar="NAMES", help="Policies, by comma; all: every one.  [default: elasticflow]"
+        ),
+    ] = None,
     cluster: Annotated[
         str, typer.Option("--cluster", "-c", metavar="16x8:A100", help="Nodes x devices:type, or spec.csv[:type].")
     ] = "16x8:A100",
@@ -75,7 +78,7 @@ def sim(
         failures=_failures(failures),
         tell=sys.stderr.isatty(),
     )
-    policies = parse_policies(policy)
+    policies = parse_policies(",".join(policy or ["elasticflow"]))
     loaded = _load(traces or [], generate or [], throughputs or [], cluster, format_name, seed, skip_bad)
     names, specs = _distinct([_stem(one.trace.name) for one in loaded]), [one.trace.jobs[:first] for one in loaded]
     notes = [f"{name}: {note}" for name, one in zip(names, loaded, strict=True) for note in one.notes]

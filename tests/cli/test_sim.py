@@ -205,6 +205,11 @@ def test_options_of_policies(trace: Path, melodeon: Melodeon) -> None:
     assert (code, json.loads(out)["results"][0]["policy"]) == (0, "elasticflow:reserve=2:quote=no")
 
 
+def test_policies_may_be_named_by_comma_and_one_by_one(trace: Path, melodeon: Melodeon) -> None:
+    code, out, _ = melodeon("sim", trace, "-p", "edf,fifo", "-p", "wfs", "-c", "2x4", "-o", "json", "-j", 1)
+    assert (code, [one["policy"] for one in json.loads(out)["results"]]) == (0, ["edf", "fifo", "wfs"])
+
+
 @pytest.mark.parametrize(("given", "held"), [("10+200.5", (10, 200.5)), ("10", (10,))])
 def test_an_option_of_several_numbers(given: str, held: tuple[float, ...]) -> None:
     assert policy_of(f"tiresias:thresholds_s={given}").thresholds_s == held  # type: ignore[attr-defined]
