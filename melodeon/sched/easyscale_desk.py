@@ -56,11 +56,14 @@ class Desk:
                 self._set(job.spec.id, plan, why)
 
     def fall_back(self, job: JobId, before: Counts) -> bool:
-        """Give a job what it had before it grew, if that is still there."""
-        held, now = dict(before), self.holdings.get(job)
-        if now is None or any(n - dict(now.plan.counts).get(kind, 0) > self.free.get(kind, 0) for kind, n in before):
+        """Give a job what it had before it grew, if that is still there and of a type that it may have."""
+        now, outlook = self.holdings.get(job), self._outlooks[job]
+        has = dict(now.plan.counts) if now else {}
+        # Before this policy took it over, it may have run on a type that it has left.
+        lacks = any(kind not in outlook.kinds or n - has.get(kind, 0) > self.free.get(kind, 0) for kind, n in before)
+        if now is None or lacks:
             return False
-        plan = plan_on(self._outlooks[job], self._outlooks[job].sorted(held))
+        plan = plan_on(outlook, outlook.sorted(dict(before)))
         self._set(job, plan, f"it goes back to {plan}: {now.plan} made it slower")
         return True
 

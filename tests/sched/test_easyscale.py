@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.clusterview import JobState
@@ -161,6 +162,17 @@ def test_a_job_that_became_slower_goes_back_and_does_not_try_again() -> None:
     assert stays.plan.shares[JobId("a")].counts == ((V100, 2),)
     seeing = EasyScaleHeter()
     assert tick(view_of(cluster, [running]), seeing, TickState()).plan.shares[JobId("a")].counts == ((V100, 2),)
+
+
+def test_a_job_that_was_taken_over_on_another_type_does_not_go_back_to_it() -> None:
+    # Another policy had it on the T4, on which it is faster; its own type is V100.
+    curves = ((V100, stepped(1.0, 2)), (T4, stepped(10.0, 2)))
+    taken_over = JobState(job("a", 2, curves=curves), admitted_s=0.0, counts=((T4, 1),), started_s=0.0)
+    cluster, policy, state = Cluster.parse("1x2:V100,1x1:T4"), EasyScaleHomo(), None
+    for _ in range(3):
+        decided = policy.decide(view_of(cluster, [taken_over]), state)
+        assert decided.shares[JobId("a")].counts == ((V100, 2),)
+        taken_over, state = structs.replace(taken_over, counts=((V100, 2),)), decided.state
 
 
 def test_a_straggler_among_the_new_devices_makes_the_job_fall_back() -> None:
