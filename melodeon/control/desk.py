@@ -161,6 +161,7 @@ def _edit(turn: Turn, wish: Edit) -> None:
     if not changed:
         return
     check_fits(spec, turn.world.cluster)
+    _check_end(turn, job, spec, changed)
     deadline_at = job.deadline_at
     if "deadline" in changed:
         deadline_at = spec.deadline_at(turn.now)
@@ -188,6 +189,18 @@ def _edit(turn: Turn, wish: Edit) -> None:
     turn.world = trial.world
     turn.say(msgspec.structs.replace(fact, admitted=True, why=verdict.why))
     turn.memory = found.memory
+
+
+def _check_end(turn: Turn, job: Job, spec: Spec, changed: list[str]) -> None:
+    """A new end lies ahead: steps that were trained cannot be taken back, and their bits are not a shorter job's."""
+    name, end = ("steps", spec.steps) if spec.steps is not None else ("epochs", spec.epochs)
+    steps_each = 1 if name == "steps" else job.steps_per_epoch
+    if name not in changed or end is None or steps_each is None:
+        return
+    seen = turn.progress.get(job.id)
+    done = job.step if seen is None else seen.step
+    if end * steps_each < done:
+        raise UsageError(f"{name}: {end:,} ends before step {done:,}, where {job.id} is now: give more, or cancel it")
 
 
 def edited(job: Job, changes: Mapping[str, object]) -> tuple[Spec, list[str]]:
@@ -218,9 +231,8 @@ def _scale(turn: Turn, wish: Scale) -> None:
         limits = [bounds(spec, world.cluster, kind, known)[1] for kind in types_of(spec, world.cluster)]
         most = max(limits, default=spec.min_workers)
         if not spec.min_workers <= wish.workers <= most:
-            raise UsageError(
-                f"{wish.workers} workers are not possible for {job.id}: it may have {spec.min_workers} to {most} here"
-            )
+            may = f"{spec.min_workers} to {most}" if spec.min_workers < most else f"{most}"
+            raise UsageError(f"{wish.workers} workers are not possible for {job.id}: it may have {may} here")
     if job.override != wish.workers:
         turn.say(Overridden(job=job.id, user=wish.user, workers=wish.workers))
 

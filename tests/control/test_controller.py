@@ -243,6 +243,29 @@ def test_a_new_end_reaches_a_running_job_by_starting_it_again(tmp_path: Path) ->
     play(tmp_path, act)
 
 
+def test_a_new_end_cannot_lie_behind(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        job = await stage.submit(steps=10_000)
+        await stage.after(5)
+        done = stage.controller.job(job.id).step
+        assert done > 100
+        for changes in ({"steps": 100}, {"steps": done - 1}):
+            with pytest.raises(UsageError, match=f"ends before step {done}, where {job.id} is"):
+                await stage.ask(stage.controller.edit(job.id, changes, user="ada"))
+        stays = stage.controller.job(job.id)
+        assert (stays.phase.value, stays.total_steps, stays.incarnation) == ("running", 10_000, 1)
+        assert (await stage.ask(stage.controller.edit(job.id, {"steps": done}, user="ada"))).admitted
+        await stage.after(1)
+        ended = stage.controller.job(job.id)
+        assert (ended.phase.value, ended.step, ended.total_steps) == ("done", done, done)
+        by_epochs = await stage.submit(steps=None, epochs=100)
+        await stage.after(5)
+        with pytest.raises(UsageError, match="epochs: 1 ends before step"):
+            await stage.ask(stage.controller.edit(by_epochs.id, {"epochs": 1}, user="ada"))
+
+    play(tmp_path, act)
+
+
 def test_an_operator_fixes_a_size_and_gives_it_back(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         a = await stage.submit("a", steps=100_000)
@@ -252,6 +275,10 @@ def test_an_operator_fixes_a_size_and_gives_it_back(tmp_path: Path) -> None:
         assert stage.workers()[a.id] == 1
         with pytest.raises(UsageError, match="1 to 8"):
             await stage.ask(stage.controller.scale(a.id, 9, user="op"))
+        whole = await stage.submit("whole", workers="8", steps=100_000)
+        with pytest.raises(UsageError, match="it may have 8 here"):
+            await stage.ask(stage.controller.scale(whole.id, 9, user="op"))
+        await stage.ask(stage.controller.cancel(whole.id, user="op"))
         taken = await stage.ask(stage.controller.edit(a.id, {"deadline": "10h"}, user="ada"))
         assert (taken.admitted, stage.workers()[a.id]) == (True, 1), taken.text
         refused = await stage.ask(stage.controller.edit(a.id, {"deadline": "1h"}, user="ada"))
