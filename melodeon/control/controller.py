@@ -316,7 +316,7 @@ class Controller:
         job = state.job(name)
         if job is not None:
             return job
-        near = get_close_matches(name, [*state.live, *list(state.past)[-1000:]], n=1, cutoff=0.4)
+        near = get_close_matches(name, [*state.live, *list(state.past)[-1000:]], n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else "see `melodeon ps`"
         raise NotFound(f"job {name!r} is not known here: {hint}")
 

@@ -256,6 +256,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return sock
     except (OSError, OverflowError, UnicodeError) as error:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        if isinstance(error, OSError) and error.errno is not None and error.errno < 0:
+            why = "no such host is known"  # the resolver counts its errors downwards, and strerror knows none of them
         raise UsageError(
             f"port {port} of {host!r} cannot be opened ({why}): choose another --port (0: any), or --host"
         ) from error

@@ -13,7 +13,7 @@ from melodeon.core.cluster import Cluster, DeviceType
 from melodeon.core.clusterview import JobState
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Curves, Goal, JobId, JobSpec
-from melodeon.core.spec import Spec, read_spec
+from melodeon.core.spec import FARTHEST_S, Spec, read_spec
 from melodeon.core.text import counted
 
 ASSUMED_S = 3600.0
@@ -169,7 +169,7 @@ class SpecBook:
         assert job.deadline_at is not None, "only jobs with a deadline are promised anything"
         return job.deadline_at - self._margin * (job.deadline_at - job.window_from)
 
-    def quoted(self, found_at: float, now: float) -> float:
-        """The deadline to write so that the promise is `found_at`, with a little time to write it."""
-        window = (found_at - now) / (1 - self._margin)
-        return now + window * 1.01 + 2.0
+    def quoted(self, found_at: float, now: float) -> float | None:
+        """The deadline to write so that the promise is `found_at`, with a little time to write it; None: too far."""
+        window = (found_at - now) / (1 - self._margin) * 1.01 + 2.0
+        return now + window if window < FARTHEST_S else None

@@ -33,6 +33,7 @@ UNTIL = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_.]{0,60})\s*(?P<relation><=|
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhdw])\s*")
 FARTHEST_S = 1000 * 365.25 * UNITS["d"]
+"""No deadline is farther away than this."""
 BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 RESERVED = ("MELODEON_",)
 """Beginnings of variables that a job may not set: the launcher speaks to its workers through them."""

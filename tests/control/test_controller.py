@@ -51,6 +51,10 @@ def test_a_job_that_cannot_be_in_time_is_turned_away_with_a_deadline_that_is_acc
         left = answer.next.rpartition(" ")[2]
         again = await stage.ask(stage.controller.submit(spec(steps=100_000, curve=CURVE, deadline=left), user="ada"))
         assert again.admitted, again.text
+        endless = spec(steps=2**52, curve=CURVE, deadline="10m")
+        never = await stage.ask(stage.controller.submit(endless, user="ada"))
+        assert (never.admitted, never.job.earliest_deadline_at) == (False, None), "no deadline may be so far away"
+        assert never.next.endswith("--on-miss soft")
 
     play(tmp_path, act)
 
@@ -152,6 +156,9 @@ def test_cancel_while_waiting_running_and_twice(tmp_path: Path) -> None:
         assert stage.workers() == {}
         with pytest.raises(NotFound, match="did you mean"):
             await stage.controller.cancel("a-9", user="ada")
+        await stage.submit("train")
+        with pytest.raises(NotFound, match="see `melodeon ps`"):  # no name is like it
+            await stage.controller.cancel("nothing", user="ada")
 
     play(tmp_path, act)
 

@@ -21,7 +21,7 @@ from melodeon.control import address, service
 from melodeon.control.events import Submitted
 from melodeon.control.job import submitted
 from melodeon.control.orders import prepare
-from melodeon.control.service import ServeConfig, url_of
+from melodeon.control.service import ServeConfig, serve_forever, url_of
 from melodeon.core.errors import Unreachable, UsageError
 
 SERVE = """
@@ -176,6 +176,11 @@ def test_a_port_that_is_taken_is_said(running: Process, state: Path, tmp_path: P
     other = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert other.returncode != 0
     assert f"port {port} of '127.0.0.1' cannot be opened" in other.stderr
+
+
+def test_a_host_that_is_not_known_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'nobody\.invalid' cannot be opened \(no such host is known\)"):
+        serve_forever(ServeConfig(state=tmp_path, host="nobody.invalid", port=0), lambda _: None)
 
 
 def test_values_are_checked_before_anything_is_done() -> None:
