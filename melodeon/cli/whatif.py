@@ -9,7 +9,7 @@ import typer
 from melodeon.cli.cluster import connect, print_value, say, say_next
 from melodeon.cli.job import Output, wants_json
 from melodeon.cli.jobfile import command_line, read_job
-from melodeon.cli.output import columns
+from melodeon.cli.output import fitted
 from melodeon.cli.policy import complete_policy
 from melodeon.cli.times import away
 from melodeon.core.errors import UsageError
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from melodeon.core.service import WhatIf, WhatIfJob
 
 COLUMNS = ("job", "finish", "deadline", "in time", "why")
-WHY = 4
+LEAVE_OUT = ("in time", "deadline")
+"""Columns that are left out, in this order, where lines are too long even with a short why."""
 
 
 def whatif(
@@ -57,8 +58,8 @@ def _tell(found: "WhatIf", now: float) -> None:
     if not found.jobs:
         say("whatif", "there is no job to play forward: submit one, or name a job's file")
         return
-    rows = [COLUMNS, *(_cells(job, now) for job in found.jobs)]
-    print("\n".join(columns(rows, gives_way=WHY, numbers=())))
+    rows = [_cells(job, now) for job in found.jobs]
+    print("\n".join(fitted(COLUMNS, rows, numbers=(), leave_out=LEAVE_OUT, gives_way="why")))
     print()
     say("policy", found.policy)
     for job in found.jobs:

@@ -127,6 +127,11 @@ def test_policy_and_what_if(cluster: Serving, melodeon: Melodeon) -> None:
     assert out.splitlines()[-1] == "next       melodeon submit work/job.yaml --deadline 3d"
     assert melodeon("whatif", "-p", "edf")[1].splitlines()[-1] == "next       melodeon policy edf"
     assert json.loads(melodeon("whatif", "-o", "json")[1])["policy"] == "elasticflow"
+    melodeon(
+        "submit", "work/job.yaml", "--name", "n" * 40, "--steps", "90000000", "--deadline", "1474d", "--on-miss", "soft"
+    )
+    out = melodeon("whatif")[1]
+    assert (narrow(out), out.splitlines()[0].split()[-1]) == (True, "why"), out
     code, _, err = melodeon("whatif", "--deadline", "1h")
     assert (code, err) == (2, "error: --deadline 1h is for one more job, and none is named: give its FILE too\n")
     assert melodeon("policy")[1].startswith("policy     elasticflow\n")
