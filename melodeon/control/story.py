@@ -212,7 +212,8 @@ def _seen(
         case events.Launched(incarnation=number, slots=slots):
             return f"is started (incarnation {number}) on {where(slots)}"
         case events.Training(step=at_step):
-            return f"trains from step {at_step:,} on" if at_step else "trains"
+            # Where it was when that was first seen: a fast one has gone on by then from where it began.
+            return f"trains, at step {at_step:,}" if at_step else "trains"
         case events.Sized(total_steps=total, steps_per_epoch=per_epoch, virtual_workers=virtual):
             parts = [(total, "steps in all"), (per_epoch, "an epoch"), (virtual, "virtual workers")]
             return "has " + ", ".join(f"{number:,} {what}" for number, what in parts if number)

@@ -53,6 +53,7 @@ def test_how_far_it_is_and_how_large_is_told_once() -> None:
     ]
     told = [part.text for part in story_of([Entry(seq, AT + seq, fact) for seq, fact in enumerate(facts)], AT + 9, 5)]
     assert told[1] == "has 9 steps in all, 3 an epoch, 4 virtual workers"
+    assert told[-2] == "trains, at step 2", "where it was seen, which is not where it began"
     assert told[-1] == "is running now, 5 of 9 steps done"
 
 
