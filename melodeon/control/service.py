@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from pwd import struct_passwd
@@ -95,6 +95,7 @@ async def serve(config: ServeConfig, ready: Callable[[Ready], None] | None = Non
     with contextlib.ExitStack() as undo:
         undo.callback(store.close)
         let_pass(state, config.run_as)
+        require_reachable(config.run_as, (Path(os.__file__).resolve(), Path(__file__).resolve()))
         auth = Auth.load(state)
         sock = undo.enter_context(_listen(config.host, config.port))
         controller = Controller(
@@ -144,11 +145,28 @@ def let_pass(state: Path, run_as: str) -> None:
     jobs.mkdir(exist_ok=True)
     for folder in (state, jobs):
         folder.chmod(0o711)
-    closed = next((folder for folder in reversed(state.parents) if not _may_pass(folder, user)), None)
+    closed = _closed(state, user)
     if closed is not None:
         raise UsageError(
             f"user {run_as!r}, whose the jobs shall be, cannot enter {str(closed)!r}: choose a --state elsewhere"
         )
+
+
+def require_reachable(run_as: str, files: Iterable[Path]) -> None:
+    """Refuse a user who cannot reach what all jobs import: every job would fail, and none could say why."""
+    if not run_as or (user := find_user(run_as)).pw_uid == os.geteuid():
+        return
+    closed = next(filter(None, (_closed(file, user) for file in files)), None)
+    if closed is not None:
+        raise UsageError(
+            f"user {run_as!r}, whose the jobs shall be, cannot enter {str(closed)!r}, where Python or Melodeon is: "
+            "install them elsewhere, or choose another --run-as"
+        )
+
+
+def _closed(path: Path, user: struct_passwd) -> Path | None:
+    """The first folder on the way that the user cannot enter."""
+    return next((folder for folder in reversed(path.parents) if not _may_pass(folder, user)), None)
 
 
 def _may_pass(folder: Path, user: struct_passwd) -> bool:

@@ -230,6 +230,19 @@ def test_jobs_of_another_user_reach_their_folders_and_nothing_else() -> None:
             service.let_pass(state, "no-such-user")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run jobs as another user")
+def test_another_user_must_reach_what_jobs_import() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        module = Path(name) / "lib" / "os.py"
+        module.parent.mkdir()
+        with pytest.raises(UsageError, match=f"cannot enter '{name}', where Python or Melodeon is"):
+            service.require_reachable("nobody", [module])
+        service.require_reachable("root", [module])
+        service.require_reachable("", [module])
+        Path(name).chmod(0o711)
+        service.require_reachable("nobody", [module])
+
+
 def test_without_another_user_nobody_passes(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o700)
     service.let_pass(tmp_path / "state", "")
