@@ -13,6 +13,7 @@ from melodeon.control.state import State
 from melodeon.control.store import Sample, SpanRow
 from melodeon.core.cluster import Cluster
 from melodeon.core.service import Device, JobInfo, NodeInfo, Phase, Series, Span, Timeline
+from melodeon.core.text import counted
 
 
 def job_info(
@@ -32,13 +33,13 @@ def job_info(
         planned_at = None  # played forward on a guess, which is good for decisions and not for people
     if planned_at is None and job.training and rate and total and not job.over:
         planned_at = now + max(0, total - step) / rate
-    most = max((bounds(spec, world.cluster, kind, known)[1] for kind in types_of(spec, world.cluster)), default=1)
+    most = max((bounds(spec, world.cluster, kind, known)[1] for kind in types_of(spec, world.cluster)), default=0)
     return JobInfo(
         id=job.id,
         name=spec.name,
         user=job.user,
         phase=job.phase,
-        why=job.stuck or job.why,
+        why=job.stuck or (_too_large(spec.min_workers, most) if job.phase is Phase.WAITING else "") or job.why,
         goal=spec.goal.value,
         submitted_at=job.submitted_at,
         deadline_at=job.deadline_at,
@@ -66,6 +67,15 @@ def job_info(
         exit_code=job.exit_code,
         warnings=job.warnings,
         spec=job.spec,
+    )
+
+
+def _too_large(fewest: int, most: int) -> str:
+    """Why it waits in vain: a cluster that came back with fewer devices takes up jobs that it would refuse."""
+    if fewest <= most:
+        return ""
+    return (
+        f"it needs at least {counted(fewest, 'worker')} and the cluster has {counted(most, 'device')} that it may use"
     )
 
 

@@ -141,6 +141,20 @@ def test_other_devices_after_a_restart(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
+def test_a_job_that_the_cluster_has_become_too_small_for_says_so(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        await stage.submit("a", steps=100_000, workers="6-8")
+        await stage.after(5)
+        await stage.restart(cluster="1x4:cpu")
+        job = stage.controller.job("a-1")
+        assert job.phase.value == "waiting"
+        assert job.why == "it needs at least 6 workers and the cluster has 4 devices that it may use"
+        await stage.ask(stage.controller.edit("a-1", {"workers": "1-4"}, user="ada"))
+        assert stage.phase("a-1") == "running"
+
+    play(tmp_path, act)
+
+
 def test_the_policy_that_was_set_last_stays(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         await stage.ask(stage.controller.set_policy("fifo", user="op"))
