@@ -7,6 +7,7 @@ own until the next forward pass overwrites them.
 
 # ruff: noqa: ARG002 - the engine that does nothing takes what the others need
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -54,6 +55,7 @@ class StockEngine(Engine):
     def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap the model as a stock script does."""
         if not dist.is_initialized():
+            hook = sys.excepthook
             dist.init_process_group(
                 "gloo",
                 store=_meeting_place(self._group),
@@ -61,15 +63,17 @@ class StockEngine(Engine):
                 world_size=self._group.size,
                 timeout=timedelta(seconds=TIMEOUT_S),
             )
+            sys.excepthook = hook  # torch's holds back what is written there until ours returns, which it never does
         model = super().adopt(model)
         if not any(param.requires_grad for param in model.parameters()):
             return model
         self._wrapped.append(DistributedDataParallel(model, find_unused_parameters=self._find_unused))
-        self._wrapped[-1].register_forward_pre_hook(self._note_call)
-        return self._wrapped[-1]
 
-    def _note_call(self, _model: torch.nn.Module, _args: object) -> None:
-        self._called = True
+        def note_call(_model: torch.nn.Module, _args: object) -> None:  # no method: a copied model would copy its owner
+            self._called = True
+
+        self._wrapped[-1].register_forward_pre_hook(note_call)
+        return self._wrapped[-1]
 
     def source(
         self, dataset: Dataset[Any], plan: EpochPlan, seed: int, shuffle: bool, options: Mapping[str, Any]
@@ -125,8 +129,14 @@ class StockEngine(Engine):
         models = {name: dict(model) for name, model in held["models"].items()}
         places = [(models[str(i)], name) for i, m in enumerate(self._parts.models) for name in _saved_buffers(bare(m))]
         places += [(buffers, name) for buffers in held["buffers"].values() for name in buffers]
+        copies = {name: one for name, one in self._parts.registered.items() if isinstance(one, torch.nn.Module)}
+        registered = held["registered"] | {name: _plain_state(module) for name, module in copies.items()}
+        places += [
+            (registered[n], _plain(module, name)) for n, module in copies.items() for name in _saved_buffers(module)
+        ]
         self._take_over(places)
-        return {"random": gather_generators(self._group, mine), "models": models, "buffers": held["buffers"]}
+        random = gather_generators(self._group, mine)
+        return {"random": random, "models": models, "buffers": held["buffers"], "registered": registered}
 
     def _take_over(self, places: Sequence[tuple[dict[str, torch.Tensor], str]]) -> None:
         """Put copies of rank 0's tensors into these dicts; the tensors that were there stay as they are."""
@@ -227,6 +237,20 @@ def _saved_buffers(model: torch.nn.Module) -> list[str]:
     """The names of the buffers that `state_dict()` holds, every alias too."""
     saved = model.state_dict()
     return [name for name, _ in model.named_buffers(remove_duplicate=False) if name in saved]
+
+
+def _plain_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A registered module's state, such as that of an average of the model, which is a copy with its wrapper."""
+    return {_plain(module, name): value for name, value in module.state_dict().items()}
+
+
+def _plain(module: torch.nn.Module, name: str) -> str:
+    """The name that a tensor of the module has without DistributedDataParallel around the part that owns it."""
+    for place, part in module.named_modules():
+        prefix = f"{place}." if place else ""
+        if isinstance(part, DistributedDataParallel) and name.startswith(f"{prefix}module."):
+            return prefix + name.removeprefix(f"{prefix}module.")
+    return name
 
 
 def _meeting_place(group: Group) -> Store:

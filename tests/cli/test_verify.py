@@ -105,6 +105,25 @@ def test_a_stock_run_of_a_model_past_its_wrapper_is_no_finding(folder: Path) -> 
     assert "the model that ran is not the one that job.wrap returned" in done.stderr
 
 
+def test_an_average_of_the_model_is_found_equal_to_stock_ddps(folder: Path) -> None:
+    average = 'average = job.register("average", torch.optim.swa_utils.AveragedModel(model))'
+    script = SCRIPT.replace("loader = job.loader", f"{average}\nloader = job.loader")
+    script = script.replace("        count.seen", "        average.update_parameters(model)\n        count.seen")
+    (folder / "train.py").write_text(script)
+    done = called(folder, "verify", "--against", "ddp", "--workers", "2", "--steps", "3", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "have the same state after each of 3 steps" in done.stdout
+
+
+def test_a_stock_run_that_fails_shows_where(folder: Path) -> None:
+    failing = 'if type(model).__name__ == "DistributedDataParallel":\n    raise ValueError("in stock alone")'
+    (folder / "train.py").write_text(SCRIPT.replace("loader = job.loader", f"{failing}\nloader = job.loader"))
+    done = called(folder, "verify", "--against", "ddp", "--workers", "1", "--steps", "1", "train.py")
+    assert done.returncode == 1
+    assert "in <module>" in done.stderr
+    assert "failed: ValueError: in stock alone" in done.stderr
+
+
 def test_a_script_that_asks_for_its_workers_is_caught(folder: Path) -> None:
     done = called(folder, "verify", "train.py", "--workers", "1", "--assignment", "1,2", "--", "--wrong-from", "2")
     assert done.returncode == 6
