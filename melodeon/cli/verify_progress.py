@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from melodeon.backends.local import Event
 from melodeon.backends.runs import Report
+from melodeon.core.text import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -52,7 +53,7 @@ class Lines:
 
     def end(self, report: Report) -> None:
         """Say how it went."""
-        how = f"{report.steps} steps in" if report.outcome.ok else "failed after"
+        how = f"{counted(report.steps or 0, 'step')} in" if report.outcome.ok else "failed after"
         print(f"melodeon: {self._label}: {how} {report.seconds:.1f} s", file=sys.stderr)
 
     def close(self) -> None:

@@ -228,9 +228,9 @@ class _ErrorHook:
             self.tell(error)
             sys.stderr.write(f"error: {error}\n")
             self._end(error.exit_code)
+        self._before(kind, error, trace)  # first: whoever is told ends the others, and may end this one too
         if isinstance(error, Exception):
             self.tell(error)
-        self._before(kind, error, trace)
         if self._launch.num_workers > 1 or self._launch.elastic:
             self._end(1)  # threads may wait for peers that wait for this one
 

@@ -4,8 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
+
+from melodeon.core.launch import Launch
+from melodeon.runtime.join import _ErrorHook
+from melodeon.runtime.journal import Journal
 
 LEAVES = """
 import sys
@@ -58,3 +63,15 @@ def test_what_is_wrong_at_the_scripts_end_is_one_sentence(
     assert ended.stderr.count("error: ") == (code != 0)
     assert sentence in ended.stderr
     assert (tmp_path / "kept" / "step-0000000001.melodeon").exists() == (how == "after a step")
+
+
+def test_an_error_is_shown_before_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told ends the workers: what one of them has not printed by then is in no log."""
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *_: seen.append("shown"))
+    journal = create_autospec(Journal, instance=True)
+    journal.event.side_effect = lambda kind, **_: seen.append(kind)
+    _ErrorHook(journal, Launch())
+    error = ValueError("the script's own")
+    sys.excepthook(ValueError, error, None)
+    assert seen == ["shown", "error"]
