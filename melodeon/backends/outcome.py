@@ -4,11 +4,11 @@ When one worker fails, its peers fail too, in any order. The one to name is the 
 own: an error that it sent and that is not `WorkerLost`, else an exit that nobody asked for.
 """
 
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from melodeon.core.errors import Cancelled, sentence_of
+from melodeon.core.text import ending_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +64,10 @@ def judge(exits: Sequence[Exit], errors: Sequence[Mapping[str, object]], *, canc
     end = next(end for end in failed if end.worker == culprit)
     error = sent.get(culprit)
     if error is None:
-        return Outcome(exit_code=1, worker=culprit, reason=f"worker {culprit} {_describe(end.code)}")
+        return Outcome(exit_code=1, worker=culprit, reason=f"worker {culprit} {ending_of(end.code)}")
     code = error.get("exit_code")
     return Outcome(
         exit_code=code if isinstance(code, int) and code != 0 else 1,
         worker=culprit,
         reason=sentence_of(culprit, str(error.get("type")), str(error.get("text", ""))),
     )
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    if name == "SIGKILL":
-        return "was killed (SIGKILL), perhaps because the machine ran out of memory"
-    return f"died of {name}"

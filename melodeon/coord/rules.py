@@ -23,7 +23,7 @@ from melodeon.coord.views import (
     start_workers,
     unsettled,
 )
-from melodeon.core.text import counted
+from melodeon.core.text import counted, ending_of
 
 
 def start(turn: Turn) -> None:
@@ -44,8 +44,7 @@ def start(turn: Turn) -> None:
     if state.owed and waited and not any(info.phase is Phase.STARTING for info in ready):
         end_job(turn, "failed", _too_few(turn))
     elif not state.owed and len(ready) < max(1, config.min_workers):
-        text = f"{len(ready)} workers are left to start with, at least {config.min_workers} are needed: see their logs"
-        end_job(turn, "failed", text)
+        end_job(turn, "failed", _none_left(turn, len(ready)))
     elif not state.owed and all(info.phase is not Phase.STARTING for info in ready):
         _first_view(turn, [info.worker for info in ready])
 
@@ -57,6 +56,16 @@ def _too_few(turn: Turn) -> str:
         names = ", ".join(f"{agent}:{slot}" for agent, slot in places(state.slots))
         return f"{state.owed} workers need as many of the slots {names}, and {free} are free: name slots that exist"
     return f"{state.owed} workers need as many free slots, and the agents have {free}: start fewer or add agents"
+
+
+def _none_left(turn: Turn, left: int) -> str:
+    """Those that were started have ended before they trained: how the last one did says the most."""
+    text = f"{counted(left, 'worker')} left to start with, and at least {turn.state.config.min_workers} needed"
+    ended = [info for info in turn.state.workers.values() if info.phase is Phase.GONE and info.exit_code is not None]
+    if not ended:
+        return f"{text}: see the agents' logs"
+    last = max(ended, key=lambda info: info.worker)
+    return f"worker {last.worker} {ending_of(last.exit_code or 0)} before it trained; {text}"
 
 
 def _first_view(turn: Turn, workers: list[int]) -> None:

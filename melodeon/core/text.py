@@ -1,6 +1,7 @@
-"""Words for people: amounts; and a job's words made harmless, which must move no cursor and break no page."""
+"""Words for people: amounts, how a process ended; a job's words made harmless, to move no cursor and break no page."""
 
 import re
+import signal
 
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~])")
 """Sequences that colour a terminal, move its cursor, set its title or feed it data."""
@@ -10,6 +11,19 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 def counted(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def ending_of(code: int) -> str:
+    """`died of SIGSEGV`: how a process ended, by its code as subprocess gives it, negative for a signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if name == "SIGKILL":
+        return "was killed (SIGKILL), perhaps because the machine ran out of memory"
+    return f"died of {name}"
 
 
 def harmless(line: str) -> str:

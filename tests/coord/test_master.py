@@ -51,6 +51,15 @@ def test_too_few_slots_fail_with_the_numbers() -> None:
     assert "2" in bench.state.text
 
 
+def test_workers_that_all_end_before_they_train_fail_with_how_the_last_one_ended() -> None:
+    bench = Bench({"a": 2}, workers=2, restarts=1)
+    bench.report("a")
+    for worker in (0, 1, 2):
+        bench.gone(worker, exit_code=-11)
+    assert bench.state.outcome == "failed"
+    assert bench.state.text.startswith("worker 2 died of SIGSEGV before it trained; 0 workers left to start with")
+
+
 def test_more_workers_than_virtual_workers_fail() -> None:
     bench = Bench(workers=3, virtual_workers=2)
     bench.report_all()
