@@ -15,8 +15,9 @@ from melodeon.cli.job import RUNS_ROOT, RunsRoot
 from melodeon.cli.options import Args, Json, Script
 from melodeon.cli.output import print_json, print_table, print_wrapped
 from melodeon.cli.progress import choose
+from melodeon.cli.training import explain_failure
 from melodeon.cli.verify_runs import make_stamp
-from melodeon.core.errors import MelodeonError, UsageError
+from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
 from melodeon.core.optable import CAUSES, Assessment, Device, Finding, assess
 
@@ -60,9 +61,8 @@ def _run(script: str, args: Sequence[str], runs_root: str) -> list[dict[str, Any
     finally:
         display.close()
     if not report.outcome.ok:
-        error = MelodeonError(f"{report.outcome.reason} (log: {report.run_dir / 'worker-0.err'})")
-        error.exit_code = report.outcome.exit_code
-        raise error
+        explain_failure(report, shown=True)
+        raise typer.Exit(report.outcome.exit_code)
     return _read(report.run_dir / "scan.json", script)
 
 

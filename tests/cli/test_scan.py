@@ -71,3 +71,11 @@ def test_mistakes_are_one_sentence(tmp_path: Path, args: list[str], code: int, s
     done = scan(tmp_path, *args)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
     assert sentence in done.stderr
+
+
+def test_a_script_that_fails_says_its_sentence_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("batch_size=2", "batch_size=0"))
+    done = scan(tmp_path, "train.py")
+    assert done.returncode == 2
+    assert done.stderr.count("batch_size=0 must be a whole number") == 1
+    assert "worker-0.err" in done.stderr
