@@ -29,6 +29,7 @@ from melodeon.runtime.job import Job
 from melodeon.runtime.journal import Journal
 from melodeon.runtime.link import Link
 from melodeon.runtime.memory import keep_freed
+from melodeon.runtime.openfiles import flush_open_files
 from melodeon.runtime.random_streams import seed_all
 from melodeon.runtime.settings import Order, Settings
 from melodeon.runtime.stock import StockEngine
@@ -53,6 +54,7 @@ def join(
     does not. `virtual_workers` may be left to the launcher.
     """
     launch = Launch.from_env(os.environ) or Launch()
+    atexit.register(flush_open_files)  # first, so that it comes last
     journal = Journal(launch)
     hook = _ErrorHook(journal, launch)  # first of all: from here on an error ends the process with one sentence
     if launch.lifeline_fd is not None:
@@ -204,7 +206,8 @@ class _ErrorHook:
         sys.excepthook = self._hook
 
     def tell(self, error: BaseException) -> None:
-        """Send the error to the launcher."""
+        """Send the error to the launcher, which ends the others and may end this process too: so this comes last."""
+        flush_open_files()
         code = error.exit_code if isinstance(error, MelodeonError) else 1
         worker, kind = _number(self._launch), type(error).__name__
         text = str(error) or kind
@@ -225,10 +228,10 @@ class _ErrorHook:
             self.course.broken = True
         error = lost_loader_process(error) or error
         if isinstance(error, MelodeonError):
-            self.tell(error)
             sys.stderr.write(f"error: {error}\n")
+            self.tell(error)
             self._end(error.exit_code)
-        self._before(kind, error, trace)  # first: whoever is told ends the others, and may end this one too
+        self._before(kind, error, trace)
         if isinstance(error, Exception):
             self.tell(error)
         if self._launch.num_workers > 1 or self._launch.elastic:
@@ -240,6 +243,5 @@ class _ErrorHook:
                 self.course.close()
             except Exception:  # noqa: BLE001  # the process ends here with the first error's code, whatever else is wrong
                 traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_open_files()
         os._exit(code)
