@@ -7,6 +7,7 @@ table allows the move: a doubled, late or out-of-order document changes nothing.
 from melodeon.coord.master_state import WORKER_MOVES, AgentInfo, JobPhase, Turn, WorkerInfo
 from melodeon.coord.messages import Phase, Report, Status
 from melodeon.coord.views import concerned
+from melodeon.core.definition import unlike
 from melodeon.core.service import finite
 
 
@@ -127,10 +128,10 @@ def _same_definition(turn: Turn, info: WorkerInfo, status: Status) -> bool:
     turn.record("worker_ready", worker=info.worker)
     if (status.definition, status.virtual_workers) == (state.definition, state.virtual_workers):
         return True
+    names = unlike(status.definition, state.definition) or ["virtual_workers"]
     info.error = (
-        f"worker {info.worker} defines the job as {status.definition[:12] or 'nothing'} with "
-        f"{status.virtual_workers} virtual workers, the others as {state.definition[:12]} with "
-        f"{state.virtual_workers}: what defines the bits must be the same everywhere"
+        f"worker {info.worker} has another {', '.join(names)} than the workers before it: what defines the bits must "
+        "be the same everywhere, so build it on every worker from the same code, files and numbers"
     )
     return False
 

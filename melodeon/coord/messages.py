@@ -50,7 +50,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Steps until the end, the whole run's; None: not known."""
     steps_per_epoch: int | None = None
     definition: str = ""
-    """Digest of what defines the bits; a worker with another one may not join."""
+    """The marks of what defines the bits; a worker with others may not join."""
     address: str = ""
     """`HOST:PORT` of the store that others may meet at, where workers are on several hosts."""
     busy_s: tuple[float, ...] = ()

@@ -358,6 +358,8 @@ class Course:
         self._prepare_batches()
         self.keeper.keep_for(self.launch)
         facts = {**self.settings.facts(), **self.facts, **self.batches.facts(), **wrapping.describe(self.parts)}
+        if self.elastic is None:
+            wrapping.check_same_definition(facts, self.group)
         self.engine.prepare(self.parts)
         self.keeper.definition = Definition(facts)
         self.journal.define(self.keeper.definition)

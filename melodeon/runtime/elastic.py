@@ -6,7 +6,6 @@ everybody has done all of that for its last step, so two workers are never more 
 apart. Who has left it does nothing of it again: its script may have changed the state since.
 """
 
-import hashlib
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from melodeon.coord.failpoint import failpoint
 from melodeon.coord.lastwords import write_last_words
 from melodeon.coord.messages import Phase
+from melodeon.core.definition import Definition
 from melodeon.core.errors import WorkerLost
 from melodeon.core.service import finite
 from melodeon.core.view import View
@@ -57,7 +57,6 @@ class Elastic:
         """The loader whose boundary is not finished."""
         self._beyond = False
         """The script has left the pass whose last step was the last one."""
-        self._definition = ""
         self._checkpoint = 0
         """The newest checkpoint that was asked for and is on the disk; everybody in a view has the same number."""
         self._busy: deque[float] = deque(maxlen=_BUSY_STEPS)
@@ -89,10 +88,8 @@ class Elastic:
     def join(self, definition: dict[str, Any]) -> None:
         """The model is built: wait for a seat, and take it."""
         rehearse(self._course.engine.device)
-        text = json.dumps(definition, sort_keys=True, default=str)
-        self._definition = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         self._link.post(
-            definition=self._definition,
+            definition=Definition(definition).marks(),
             virtual_workers=self._course.virtual_workers,
             keeps=self._course.keeps_checkpoints,
         )
@@ -221,7 +218,6 @@ class Elastic:
         agreed = self._course.beat.agreed
         return Standing(
             step=step,
-            definition=self._definition,
             due=self._due,
             beyond=self._beyond,
             agreed=(agreed.armed, agreed.checkpoint, agreed.stop),

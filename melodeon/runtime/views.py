@@ -38,7 +38,6 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How far a worker has come when it enters a view."""
 
     step: int
-    definition: str
     due: int | None = None
     """The loader whose boundary was interrupted: its digest, metrics and checkpoint are to be done again."""
     beyond: bool = False

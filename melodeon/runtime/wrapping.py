@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from melodeon.core.definition import Value
 from melodeon.core.errors import DefinitionError, UsageError
 from melodeon.runtime.digest import digest_state
 from melodeon.runtime.group import Group
@@ -159,6 +160,21 @@ def check_same_model(models: Sequence[torch.nn.Module], group: Group) -> None:
                     f"the model differs between workers: {label!r} of worker {worker} is not worker 0's; build the "
                     "model after melodeon.join(seed=...), which seeds every worker alike, and from the same code and "
                     "files"
+                )
+
+
+def check_same_definition(facts: Mapping[str, Value], group: Group) -> None:
+    """All workers must have the same data, settings and kernels; names the first fact that differs."""
+    if group.size == 1:
+        return
+    everyone = [json.loads(body) for body in group.gather_bytes(json.dumps(facts).encode())]
+    first = everyone[0]
+    for worker, other in enumerate(everyone[1:], start=1):
+        for name in dict.fromkeys([*first, *other]):
+            if first.get(name) != other.get(name):
+                raise DefinitionError(
+                    f"the job differs between workers: {name} is {other.get(name)!r} on worker {worker} and "
+                    f"{first.get(name)!r} on worker 0; build it on every worker from the same code, files and numbers"
                 )
 
 

@@ -235,8 +235,9 @@ def test_a_loss_of_somebody_else_is_not_the_wishs_failure() -> None:
 def test_a_newcomer_with_another_definition_is_refused() -> None:
     bench = job(1)
     bench.ask("scale_out", id="x", n=1)
-    bench.say(1, Phase.READY, definition="other")
+    bench.say(1, Phase.READY, definition="d loader0=1f")
     assert bench.view.workers == (0,)
+    assert "worker 1 has another loader0 than the workers before it" in bench.answers["x"].text
     assert "must be the same everywhere" in bench.answers["x"].text
     assert bench.workers() == [0]
 

@@ -31,6 +31,13 @@ from tests.runtime.loop.crew import Case, run
             "the model differs between workers: '1.bias' of worker 1 is not worker 0's",
         ),
         (bad_cases.other_shape, (2, 2), {}, 2, "the model differs between workers: '1.weight' of worker 1"),
+        (
+            bad_cases.other_length,
+            (2, 2),
+            {},
+            2,
+            "the job differs between workers: loader0 is '17 samples, batches of 2",
+        ),
         (bad_cases.drifts, (2, 2), {}, 6, "after step 2 worker 1 has another state than worker 0"),
         (bad_cases.fails, (2, 2), {}, 1, "the script's own mistake"),
     ],
@@ -96,6 +103,13 @@ def test_a_model_that_differs_is_found_where_workers_have_agents(tmp_path: Path)
     ended = run_with_agents(DIFFERS, 2, tmp_path)
     assert ended.returncode == 2
     assert "the model differs between workers: 'bias' of worker 1 is not worker 0's" in ended.stderr
+
+
+def test_a_dataset_that_differs_is_found_where_workers_have_agents(tmp_path: Path) -> None:
+    other = RAISES.replace("torch.ones(40, 2)", "torch.ones(40 + os.getpid() % 64, 2)")
+    ended = run_with_agents(f"import os\n{other}", 2, tmp_path)
+    assert ended.returncode == 1
+    assert "has another loader0 than the workers before it" in ended.stderr
 
 
 RAISES = """

@@ -52,6 +52,16 @@ def other_weights() -> None:
         pass
 
 
+def other_length() -> None:
+    """Worker 1 finds a sample more."""
+    job = melodeon.join(virtual_workers=4, seed=1)
+    model = nn.Linear(parts.FEATURES, parts.CLASSES)
+    job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    job.loader(Growing(16 + job.worker), batch_size=2)
+    for _ in job.epochs(1):
+        pass
+
+
 def other_shape() -> None:
     """Worker 1 has a layer more."""
     job = melodeon.join(virtual_workers=4, seed=1)
