@@ -281,15 +281,29 @@ def dataset_length(dataset: object) -> int:
 def lost_loader_process(error: BaseException) -> WorkerLost | None:
     """A sentence for PyTorch's report that a loader process died, or None where `error` is something else.
 
-    PyTorch raises it from a signal handler, so it can surface anywhere in the user's loop and not only in `take`.
+    PyTorch raises it from a signal handler, so it can surface anywhere in the user's loop and not only in `take`. A
+    batch that the process had made before it died cannot be fetched from it any more, which may be noticed first.
     """
-    if not isinstance(error, RuntimeError) or not str(error).startswith("DataLoader worker (pid"):
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
+        report = str(error).split(". ")[0].rstrip(". ")
+    elif isinstance(error, OSError | EOFError) and _in_fetching(error):
+        report = f"{type(error).__name__} when its batch was fetched"
+    else:
         return None
-    report = str(error).split(". ")[0].rstrip(". ")
     return WorkerLost(
         f"a loader process is gone ({report}), most often for lack of memory: "
         "lower num_workers, prefetch_factor or batch_size, or set num_workers=0 to see what the dataset does"
     )
+
+
+def _in_fetching(error: BaseException) -> bool:
+    """Whether it was raised where PyTorch takes a tensor over from another process, and not by the dataset."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == "torch.multiprocessing.reductions":
+            return True
+        trace = trace.tb_next
+    return False
 
 
 @contextmanager
@@ -297,7 +311,7 @@ def _lost_processes() -> Iterator[None]:
     """Turn the pool's own failures into our errors; the user's pass through with their traceback."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError, EOFError) as error:
         if lost := lost_loader_process(error):
             raise lost from error
         if str(error).startswith("DataLoader timed out"):

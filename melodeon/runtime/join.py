@@ -5,7 +5,9 @@ so it is built alike everywhere.
 """
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
 import traceback
 from functools import partial
@@ -193,6 +195,15 @@ def _parse_device(asked: object) -> torch.device:
     return device
 
 
+def _silence_loaders() -> None:
+    """A DataLoader's handler of SIGCHLD raises wherever it is called: not while this process ends. One that is due is
+    called by the first try.
+    """
+    for _ in range(2):
+        with contextlib.suppress(RuntimeError):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 class _ErrorHook:
     """Ends the process on an uncaught error with one sentence where it is the person's to mend, and the right exit
     code.
@@ -224,6 +235,7 @@ class _ErrorHook:
             self._end(1)
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _silence_loaders()
         if self.course is not None:
             self.course.broken = True
         error = lost_loader_process(error) or error

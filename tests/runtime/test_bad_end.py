@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from signal import SIGCHLD, signal
 from unittest.mock import create_autospec
 
 import pytest
@@ -75,3 +76,21 @@ def test_an_error_is_shown_before_it_is_told(monkeypatch: pytest.MonkeyPatch) ->
     error = ValueError("the script's own")
     sys.excepthook(ValueError, error, None)
     assert seen == ["shown", "error"]
+
+
+def test_a_loaders_end_that_is_told_while_an_error_is_does_not_come_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly")
+
+    shown: list[object] = []
+    monkeypatch.setattr(
+        sys, "excepthook", lambda _kind, error, _trace: (os.kill(os.getpid(), SIGCHLD), shown.append(error))
+    )
+    _ErrorHook(create_autospec(Journal, instance=True), Launch())
+    error = ValueError("the script's own")
+    before = signal(SIGCHLD, told)
+    try:
+        sys.excepthook(ValueError, error, None)
+    finally:
+        signal(SIGCHLD, before)
+    assert shown == [error]

@@ -75,6 +75,23 @@ def test_a_killed_loader_process_is_reported_in_a_sentence(plan):
     assert "num_workers=0" in str(error)
 
 
+def put_tensor(queue):
+    queue.put(torch.ones(3))
+
+
+def test_a_batch_of_a_process_that_is_gone_is_reported_in_the_same_sentence():
+    processes = torch.multiprocessing.get_context("fork")
+    queue = processes.Queue()
+    sender = processes.Process(target=put_tensor, args=(queue,))
+    sender.start()
+    sender.join()
+    with pytest.raises((OSError, EOFError)) as raised:
+        queue.get()
+    lost = lost_loader_process(raised.value)
+    assert isinstance(lost, WorkerLost)
+    assert "when its batch was fetched), most often for lack of memory" in str(lost)
+
+
 class Slow(Numbers):
     def __getitem__(self, index):
         threading.Event().wait(0.5)
@@ -90,6 +107,7 @@ def test_a_timeout_is_reported_in_a_sentence(plan):
 def test_other_errors_are_not_taken_for_a_lost_process():
     assert lost_loader_process(RuntimeError("Caught RuntimeError in DataLoader worker process 0.")) is None
     assert lost_loader_process(ValueError("DataLoader worker (pid 1) exited")) is None
+    assert lost_loader_process(ConnectionResetError("of the dataset's own")) is None
 
 
 def test_a_dataset_that_changes_length_is_refused_when_an_epoch_starts(plan):
