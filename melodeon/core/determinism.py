@@ -109,6 +109,9 @@ LEVELS: dict[str, Level] = {
 D2_FLAGS = ("avx2", "fma")
 """What a CPU must have for D2's kernels: torch does not check before it runs them."""
 
+MOST_THREADS = 1024
+"""Far more than help. With some ten thousand the OpenMP library runs out of stack and takes the process with it."""
+
 
 def parse_level(text: str) -> Level:
     """The level of that name; an unknown one is answered with the nearest."""
@@ -121,9 +124,9 @@ def parse_level(text: str) -> Level:
 
 
 def check_threads(threads: int) -> int:
-    """Refuse anything but a positive whole number."""
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise UsageError(f"threads={threads!r} must be a whole number of at least 1, such as 1")
+    """Refuse anything but a positive whole number that a process can have."""
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"threads={threads!r} must be a whole number from 1 to {MOST_THREADS:,}, such as 1")
     return threads
 
 

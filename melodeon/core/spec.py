@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
-from melodeon.core.determinism import DEFAULT, LEVELS
+from melodeon.core.determinism import DEFAULT, LEVELS, check_threads
 from melodeon.core.errors import UsageError
 from melodeon.core.jobs import Goal
 from melodeon.core.text import counted
@@ -122,7 +122,8 @@ def read_spec(raw: object) -> Spec:
 
 
 def _checked(spec: Spec) -> Spec:
-    """What no field alone can say."""
+    """What no field alone can say, and what others than a job's file must keep as well."""
+    check_threads(spec.threads)
     if spec.steps is not None and spec.epochs is not None:
         raise UsageError(f"steps {spec.steps} and epochs {spec.epochs} are both given: name one of them as the end")
     if spec.steps is None and spec.epochs is None:

@@ -44,7 +44,7 @@ def test_case_does_not_matter() -> None:
     assert parse_level("d2").name == "D2"
 
 
-@pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
-def test_threads_is_a_positive_whole_number(threads: object) -> None:
-    with pytest.raises(UsageError, match="whole number of at least 1"):
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2", 1025, 100_000])
+def test_threads_is_a_positive_whole_number_that_a_process_can_have(threads: object) -> None:
+    with pytest.raises(UsageError, match="whole number from 1 to 1,024"):
         level_env("D1", threads)  # type: ignore[arg-type]

@@ -115,6 +115,7 @@ def test_a_date_that_not_every_zone_has_is_refused(text: str) -> None:
         ({"deadline": 5}, "deadline: 5 must be"),
         ({"on_miss": "cry"}, "'cry' is not one of reject, soft"),
         ({"steps": 0}, "steps: 0 must be"),
+        ({"threads": 100_000}, "threads=100000 must be a whole number from 1 to 1,024"),
         ({"steps": 1.5}, "steps: 1.5 must be"),
         ({"steps": 1 << 60}, "too large"),
         ({"steps": None}, "neither steps nor epochs"),
