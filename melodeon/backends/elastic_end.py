@@ -8,6 +8,7 @@ import msgspec
 
 from melodeon.backends.outcome import STOPPED, Exit, Outcome, judge
 from melodeon.coord.agent_workers import End
+from melodeon.coord.lastwords import read_last_words
 from melodeon.coord.master_state import MasterState
 
 
@@ -22,7 +23,9 @@ def reason_of(stored: bytes | None, run_dir: Path, errors: Sequence[Mapping[str,
         if state.failed is not None:  # it may have been ended before its error event was written
             worker, code = state.failed
             return Outcome(exit_code=code or 1, worker=worker, reason=state.text)
-        return _failed(state.text, errors)
+        left = read_last_words(run_dir).values()
+        told = [{"worker": one.worker, "text": one.error, "exit_code": one.exit_code} for one in left if one.error]
+        return _failed(state.text, [*errors, *told])
     if state.outcome == "stopped":
         return STOPPED
     finished = {info.worker for info in state.workers.values() if info.finished}
@@ -40,7 +43,7 @@ def reason_of(stored: bytes | None, run_dir: Path, errors: Sequence[Mapping[str,
 
 
 def _failed(text: str, errors: Sequence[Mapping[str, object]]) -> Outcome:
-    """The master knows the sentence; the worker's own error event also says which exit code it stands for."""
+    """The master knows the sentence; the worker's error event or last words say which exit code it stands for."""
     named = re.match(r"worker (\d+) (failed: )?", text)
     culprit = int(named[1]) if named else None
     for error in errors:

@@ -20,6 +20,7 @@ from melodeon.coord.agent_config import AgentConfig
 from melodeon.coord.agent_nursery import Nursery
 from melodeon.coord.agent_state import AgentState, Todo
 from melodeon.coord.failpoint import failpoint
+from melodeon.coord.lastwords import last_error
 from melodeon.coord.lines import Brood, Start
 from melodeon.coord.marks import is_whole, kill_group, read_mark, started
 from melodeon.coord.messages import Notice, Orders, Phase, Status, WorkerOrder
@@ -217,7 +218,8 @@ class Workers:
 
     def _error(self, worker: int, code: int | None) -> str:
         """The sentence for an end that is the script's own fault; a death by a signal is not."""
-        told = self._errors.get(worker, "")
+        # Its process may be seen to end before its last word was read, where many want the processor.
+        told = self._errors.get(worker) or last_error(Path(self._config.run_dir), worker)
         status = self.state.status_of(worker)
         if not told and code == 0 and (status is None or status.phase is Phase.STARTING):
             return (

@@ -17,9 +17,11 @@ from melodeon.backends.elastic_end import reason_of
 from melodeon.backends.outcome import STOPPED, Outcome
 from melodeon.backends.rollcall import Absences
 from melodeon.coord import registry
+from melodeon.coord.lastwords import write_last_words
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig, MasterState, WorkerInfo
-from melodeon.core.errors import UsageError
+from melodeon.coord.messages import Phase, Status
+from melodeon.core.errors import UsageError, sentence_of
 from melodeon.core.launch import Launch
 from tests.coord.running import PRELOAD, SCRIPT, Running, events_file, eventually, gone, resume
 
@@ -98,6 +100,17 @@ def test_an_error_keeps_its_exit_code_where_its_event_was_never_written(tmp_path
     state = MasterState(config=JobConfig(job="x"), outcome="failed", text="batch_size=0 must be more", failed=(3, 2))
     outcome = reason_of(msgspec.json.encode(state), tmp_path, [])
     assert outcome == Outcome(exit_code=2, worker=3, reason="batch_size=0 must be more")
+
+
+def test_an_error_whose_worker_is_seen_to_end_first_keeps_its_exit_code(tmp_path: Path) -> None:
+    sentence = "2 workers cannot share 1 virtual worker: each runs at least one"
+    for worker, code in ((0, 1), (1, 2)):
+        error = sentence_of(worker, "UsageError", sentence if worker else "another")
+        words = Status(worker=worker, pid=1, number=3, phase=Phase.STARTING, error=error, exit_code=code)
+        write_last_words(tmp_path, words)
+    state = MasterState(config=JobConfig(job="x"), outcome="failed", text=sentence_of(1, "UsageError", sentence))
+    outcome = reason_of(msgspec.json.encode(state), tmp_path, [])
+    assert outcome == Outcome(exit_code=2, worker=1, reason=state.text)
 
 
 def test_nobody_is_done_without_a_worker_that_has_trained(tmp_path: Path) -> None:

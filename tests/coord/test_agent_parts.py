@@ -23,10 +23,11 @@ from melodeon.coord.agent_state import AgentState
 from melodeon.coord.agent_workers import Workers
 from melodeon.coord.embedded import EmbeddedStore
 from melodeon.coord.embedded_server import EmbeddedServer
+from melodeon.coord.lastwords import write_last_words
 from melodeon.coord.lines import Brood, Line
 from melodeon.coord.marks import read_mark, write_mark
 from melodeon.coord.master_state import JobConfig
-from melodeon.coord.messages import Notice, Orders, Phase, Report, WorkerOrder
+from melodeon.coord.messages import Notice, Orders, Phase, Report, Status, WorkerOrder
 from melodeon.coord.sprout import Sprouted
 from melodeon.coord.store import Change, Fence, Fenced, Listing, Refused, StoreUnreachable
 
@@ -269,6 +270,23 @@ def test_a_worker_that_ends_while_it_is_looked_for_is_told_as_gone(
         assert status is not None
         assert status.phase is Phase.GONE
         assert news == [True]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("left", "error"), [("too few", "too few"), ("", "worker 0 ended with exit code 2")])
+def test_a_worker_that_is_seen_to_end_before_its_word_is_read_still_has_its_sentence(
+    left: str, error: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        config = make_config(tmp_path)
+        state = AgentState(agent="a", host="h", slots=1, incarnation=1, adopted={0: True})
+        write_last_words(tmp_path, Status(worker=0, pid=1, number=2, phase=Phase.STARTING, error=left, exit_code=2))
+        workers = Workers(config, state, on_news=lambda _: None)
+        workers._on_brood(Brood(pid=1, ended={0: 2}))
+        status = state.status_of(0)
+        assert status is not None
+        assert (status.phase, status.error, status.exit_code) == (Phase.GONE, error, 2)
 
     asyncio.run(main())
 
