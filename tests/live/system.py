@@ -40,7 +40,9 @@ class System:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = (folder / f"{name}.log").open("w+b")
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        env = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "PYTHONPATH": path, **(env or {})}
+        # On the CPU also where there is a GPU: sixty processes that start CUDA at once outlast these jobs' patience.
+        here = {"XDG_RUNTIME_DIR": str(folder), "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+        env = {**os.environ, **here, **(env or {})}
         self._registry = os.environ.get("XDG_RUNTIME_DIR")
         os.environ["XDG_RUNTIME_DIR"] = str(folder)  # where a handle finds the job
         launch = [sys.executable, "-m", "tests.live.launch", str(folder), name, json.dumps({**QUICK, **options})]
