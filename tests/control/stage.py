@@ -1,7 +1,7 @@
 """A controller on a clock that a test moves: a real store, the fake fleet, one turn after the other."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,3 +159,13 @@ class Stage:
 
     def workers(self) -> dict[str, int]:
         return {job.id: job.workers for job in self.controller.jobs() if job.workers}
+
+
+def play(folder: Path, act: Callable[[Stage], Awaitable[None]], **options: object) -> None:
+    """Do something on a stage of its own."""
+
+    async def main() -> None:
+        async with Stage(folder, **options) as stage:  # type: ignore[arg-type]
+            await act(stage)
+
+    asyncio.run(main())

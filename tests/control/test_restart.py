@@ -1,21 +1,12 @@
 """A controller that is gone and another that comes: what it finds, and what it makes of it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from melodeon.backends.fleet_values import LaunchOrder
-from tests.control.stage import CURVE, Stage, spec
-
-
-def play(folder: Path, act: Callable[[Stage], Awaitable[None]], **options: object) -> None:
-    async def main() -> None:
-        async with Stage(folder, **options) as stage:  # type: ignore[arg-type]
-            await act(stage)
-
-    asyncio.run(main())
+from tests.control.stage import CURVE, Stage, play, spec
 
 
 def test_running_jobs_are_found_again_and_not_started_twice(tmp_path: Path) -> None:
