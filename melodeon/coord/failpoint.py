@@ -107,5 +107,8 @@ def _strike(action: str) -> None:
             healing = threading.Timer(float(seconds), lambda: _soon(cutoff.heal))
             healing.daemon = True
             healing.start()
+    elif action == "stop":
+        # The whole process; but told to this thread, which would go on until another one has taken the signal.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     else:
-        os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -119,3 +119,30 @@ def test_a_look_for_new_sockets_that_comes_after_the_cut_has_healed_does_nothing
             writer.close()
 
     asyncio.run(go())
+
+
+FROM_A_THREAD = """
+import os, threading
+from melodeon.coord.failpoint import failpoint
+def pass_it():
+    failpoint("a.place")
+    os.write(1, b"passed")
+passing = threading.Thread(target=pass_it)
+passing.start()
+passing.join()
+"""
+
+
+def test_a_thread_that_is_stopped_does_nothing_more_before_it_is_woken() -> None:
+    # The process's other threads are as good a place to take a signal that is not meant for one of them.
+    env = {**os.environ, VARIABLE: "a.place=stop"}
+    process = subprocess.Popen([sys.executable, "-c", FROM_A_THREAD], env=env, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    os.set_blocking(process.stdout.fileno(), False)
+    assert process.stdout.read() is None
+    os.set_blocking(process.stdout.fileno(), True)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=30)[0] == b"passed"
+    assert process.returncode == 0
