@@ -65,9 +65,10 @@ def test_status_tells_how_fast_and_how_far(tmp_path: Path) -> None:
         system.handle.scale(2)
         step = system.last_step()
         system.reach(step + 25)
+        # The master hears of steps later than the receipt has them, on a busy machine by some.
+        system.until(lambda: sorted(system.status()["rates"]) == ["1", "2"])
         status = system.status()
         assert (status["total_steps"], status["steps_per_epoch"], status["virtual_workers"]) == (150, 25, 6)
-        assert sorted(status["rates"]) == ["1", "2"]
         # Six parts of at least 10 ms on one worker, three on each of two.
         assert 0 < status["rates"]["1"] < 1 / 0.06
         assert status["rates"]["1"] < status["rates"]["2"] < 1 / 0.03
