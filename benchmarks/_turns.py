@@ -23,7 +23,7 @@ stop.
 """
 
 
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 60), "MALLOC_MMAP_MAX_": "0"}
 """For all contenders: freed memory stays with the process. By default the luck of its heap decides whether
 gradients are given back and faulted in again (15,000 to 40,000 page faults a step of ResNet-18 were seen, of either
 contender), and that decides 5 % of a step.

@@ -29,6 +29,7 @@ from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.group import Group
 from melodeon.runtime.hybrid import scaled
 from melodeon.runtime.link import Link
+from melodeon.runtime.memory import make_room
 from melodeon.runtime.reduce import Signals
 from melodeon.runtime.rehearsal import rehearse
 from melodeon.runtime.views import NOTHING, Standing, Views
@@ -88,6 +89,7 @@ class Elastic:
     def join(self, definition: dict[str, Any]) -> None:
         """The model is built: wait for a seat, and take it."""
         rehearse(self._course.engine.device)
+        make_room(self._course.engine.working_bytes)
         self._link.post(
             definition=Definition(definition).marks(),
             virtual_workers=self._course.virtual_workers,

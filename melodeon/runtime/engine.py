@@ -142,6 +142,13 @@ class Engine:
 
     # -- views -------------------------------------------------------------------------------------------------------
 
+    @property
+    def working_bytes(self) -> int:
+        """Host memory that a step takes besides the state: a set of gradients, and two of the largest on their way."""
+        _, params = self._trainable()
+        sizes = [param.numel() * param.element_size() for param in params if param.device.type == "cpu"]
+        return sum(sizes) + 2 * max(sizes, default=0)
+
     def layout(self) -> str:
         """What an exchange depends on besides its view: it fits if this is the same when it is used."""
         layout = json.dumps([[param.requires_grad for param in self._params], self._arrival])

@@ -20,11 +20,9 @@ import torch
 
 from melodeon.core.errors import MelodeonError
 from melodeon.runtime.codec import DTYPES, JsonValue, _Encoder, check_tensor, dtype_name, unflatten, unique_path
-from melodeon.runtime.memory import populate, raw_view
+from melodeon.runtime.memory import HUGE_FROM, own_pages, populate, raw_view
 
 ALIGNMENT = 64
-_HUGE_FROM = 4 << 20
-"""Below this many bytes of new tensors, huge pages save nothing."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -232,7 +230,7 @@ class Targets:
         """Memory for the tensors that the receiver does not have."""
         missing = [(n, row) for n, row in enumerate(self.header.rows) if n not in places and row.same is None]
         on_host = sum(-(-row.num_bytes // ALIGNMENT) * ALIGNMENT for _, row in missing if row.device == "cpu")
-        self._fresh = _huge(on_host) if on_host >= _HUGE_FROM else None
+        self._fresh = own_pages(on_host) if on_host >= HUGE_FROM else None
         at = 0
         for number, row in missing:
             if self._fresh is not None and row.device == "cpu" and row.num_bytes:
@@ -293,14 +291,6 @@ def _fits(own: torch.Tensor, row: Row) -> bool:
     return all(
         size == 1 or mine == theirs for size, mine, theirs in zip(row.shape, own.stride(), row.strides, strict=True)
     )
-
-
-def _huge(size: int) -> mmap.mmap:
-    """Anonymous memory on huge pages where the system has them."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has none by default
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _host_tensor(address: int, size: int) -> torch.Tensor:

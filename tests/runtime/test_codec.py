@@ -147,6 +147,20 @@ def test_snapshot_is_not_touched_by_training() -> None:
     assert snapshot["weight"].stride() == weight.stride()
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_large_snapshot_has_its_bits_and_layout(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 2, ((4 << 20) + 128,), dtype=torch.uint8, generator=generator)
+    tensor = raw.view(dtype).view(4, 2, -1)
+    tree = {"plain": tensor, "transposed": tensor.transpose(0, 2), "whole": tensor[None]}
+    snapshot = clone_state(tree)
+    assert digest_state(snapshot) == digest_state(tree)
+    assert [part.stride() for part in snapshot.values()] == [part.stride() for part in tree.values()]
+    raw.zero_()
+    assert snapshot["plain"].view(torch.uint8).any()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_tensors_come_to_the_cpu_with_their_bits_and_layout() -> None:
     tensor = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
