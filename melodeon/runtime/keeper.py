@@ -186,6 +186,7 @@ class Keeper:
 
     def _store(self, step: int, state: dict[str, Any]) -> None:
         if self.group.rank == 0 and self._writer is not None:
+            self._writer.wait()  # before the snapshot: where writing is slower than training there would be two
             self._writer.write(step, clone_state(state), self.definition)
             failpoint("boundary.checkpoint")
             assert self._folder is not None

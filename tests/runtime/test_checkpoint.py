@@ -386,3 +386,34 @@ def test_checkpoints_stay_in_their_folder_when_the_script_changes_its_directory(
     monkeypatch.chdir(tmp_path)
     assert (again := keeper.find()) is not None
     assert again.path == Path("kept/step-0000000007.melodeon")  # as sentences have it
+
+
+def test_no_snapshot_is_taken_while_the_one_before_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, taken = CheckpointFolder.write, threading.Semaphore(0)
+    started, release = threading.Event(), threading.Event()
+
+    def slow(folder: CheckpointFolder, *args: Any) -> Path:
+        started.set()
+        assert release.wait(30)
+        return write(folder, *args)
+
+    def counted(state: object) -> Any:
+        taken.release()
+        return clone_state(state)
+
+    monkeypatch.setattr(CheckpointFolder, "write", slow)
+    monkeypatch.setattr("melodeon.runtime.keeper.clone_state", counted)
+    schedule = Schedule(receipt_every=None, every_step=False)
+    keeper = Keeper(Group(0, 1), Journal(Launch(run_dir=str(tmp_path / "run"))), schedule, lambda: make_state(1))
+    keeper.keep(tmp_path / "kept", 1, 3, strict=True)
+    keeper.store_now(1, {})
+    assert started.wait(30)
+    assert taken.acquire(timeout=30)
+    second = threading.Thread(target=keeper.store_now, args=(2, {}))
+    second.start()
+    assert not taken.acquire(timeout=0.05), "two snapshots would be in memory at once"
+    release.set()
+    assert taken.acquire(timeout=30)
+    second.join(30)
+    keeper.wait()
+    assert CheckpointFolder(tmp_path / "kept").steps() == [1, 2]
