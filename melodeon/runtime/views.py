@@ -241,8 +241,13 @@ class Views:
             )
             failpoint("view.opened")
             described = max((offer.description for offer in offers), key=len)
-            if self.generation == 0 and described:
-                connection.room = furnish(described, self._trainer.capture())
+            if described:
+                if self.generation == 0:
+                    connection.room = furnish(described, self._trainer.capture())
+                    failpoint("view.furnished")
+                # Making room for a large state takes seconds where the others keep the processors busy; they train on
+                # until it is there.
+                group.barrier()
             return connection
 
         return Prepared(view, group, layout, group.carrier.submit(connect))

@@ -49,6 +49,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "view.connect": _VIEWS,
     "view.met": _VIEWS,
     "view.opened": _VIEWS,
+    "view.furnished": ("newcomer",),
     "view.flush": ("holder", *_LEAVING),
     "view.switch": ("holder", *_LEAVING),
     "view.connected": _VIEWS,

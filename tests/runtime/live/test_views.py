@@ -49,10 +49,11 @@ def test_a_worker_is_killed_inside_a_step(
         assert conductor.states == undisturbed[order][:SHORT]
 
 
-def test_the_others_train_on_while_a_newcomer_connects(
-    tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]
+@pytest.mark.parametrize("point", ["view.connect", "view.furnished"])
+def test_the_others_train_on_while_a_newcomer_connects_and_makes_room(
+    point: str, tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]
 ) -> None:
-    with Conductor(tmp_path / "run", cases.everything, failpoints="view.connect=stop@1/1") as conductor:
+    with Conductor(tmp_path / "run", cases.everything, failpoints=f"{point}=stop@1/1") as conductor:
         conductor.start(0)
         conductor.ready(0)
         conductor.entered(conductor.view([(0, 4)], planned=False))
@@ -60,7 +61,7 @@ def test_the_others_train_on_while_a_newcomer_connects(
         conductor.ready(1)
         view = conductor.view([(0, 2), (1, 2)], planned=True)
         conductor.step(0, conductor.statuses[0].step + 8)
-        assert conductor.statuses[0].generation < view.generation  # nobody can meet who is stopped
+        assert conductor.statuses[0].generation < view.generation  # whoever is stopped is not ready
         conductor.kill(1, signal.SIGCONT)
         conductor.entered(view)
         conductor.done(0, 1)
