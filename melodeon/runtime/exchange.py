@@ -52,7 +52,11 @@ def open_exchange(
         list(lane.rows) if bucket.device.type == "cpu" else _new_rows(bucket, counts[group.rank], bucket.device)
         for bucket, lane in zip(buckets, lanes, strict=True)
     )
-    return Exchange(buckets, tuple(lanes), rows_on_device)
+    exchange = Exchange(buckets, tuple(lanes), rows_on_device)
+    # Unmapping a large model's rows takes longer than all else between two steps: it is left to the view's carrier,
+    # when the view is over.
+    group.hold("exchange", [exchange].clear)
+    return exchange
 
 
 def _row_bytes(bucket: Bucket) -> int:

@@ -1,6 +1,7 @@
 """The reducers sum in their order on every split and over every transport, missing gradients included."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from melodeon.runtime.group import Group
 from melodeon.runtime.guard import grads_of, marks_of
 from melodeon.runtime.reduce import Header
 from melodeon.runtime.reduce_ddp import DdpReducer
-from melodeon.runtime.reduce_tree import TreeReducer
+from melodeon.runtime.reduce_tree import TreeReducer, tree_exchange
 from tests.runtime.threads import on_workers
 
 torch.set_num_threads(1)
@@ -257,3 +258,15 @@ def test_a_gradient_that_comes_twice_is_refused() -> None:
         return "refused"
 
     assert on_workers(2, work) == ["refused", "refused"]
+
+
+def test_the_memory_of_a_view_is_given_back_with_the_view_and_not_before() -> None:
+    params = [torch.nn.Parameter(torch.zeros(1000))]
+
+    def work(group: Group) -> tuple[bool, bool]:
+        lanes = weakref.ref(tree_exchange(params, group, Assignment((1, 1))).lanes[0])
+        held = lanes() is not None
+        group.close()
+        return held, lanes() is None
+
+    assert on_workers(2, work) == [(True, True)] * 2
