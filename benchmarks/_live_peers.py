@@ -110,9 +110,10 @@ class Crew:
 class Torchrun(Crew):
     """Agents that share a rendezvous."""
 
-    def __init__(self, folder: Path, model: str, nodes: str = "1:2") -> None:
+    def __init__(self, folder: Path, model: str, nodes: str = "1:2", device: str = "cpu") -> None:
         super().__init__(folder, model)
         self._nodes = nodes
+        self._device = device
         self._endpoint = f"127.0.0.1:{free_port()}"
         self._checkpoint = folder / f"torchrun-{model}.pt"
 
@@ -122,6 +123,7 @@ class Torchrun(Crew):
         options += ["--rdzv-backend=c10d", f"--rdzv-endpoint={self._endpoint}", "--rdzv-id=bench"]
         options += [f"--rdzv-conf={RENDEZVOUS}", "--local-addr=127.0.0.1", "--monitor-interval=0.1"]
         script = [str(SCRIPTS / "train_ddp.py"), "--model", self.model, "--commits", str(self.logs)]
+        script += ["--device", self._device]
         return self.launch(
             [sys.executable, "-m", "torch.distributed.run", *options, *script, "--checkpoint", str(self._checkpoint)],
             {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "LOGLEVEL": "INFO"},

@@ -6,6 +6,8 @@ from the last commit of the old ones to the first of the new ones, which is of a
 it is installed. The ratio is the peer's pause over ours, of medians, in one run.
 
     python benchmarks/resize_pause.py [--models mlp,100m] [--rounds 5] [--peers torchrun,torchft] [--peer-rounds 2]
+
+With `--device cuda` all workers share one GPU, ours and torchrun's; torchft is compared on the CPU only.
 """
 
 import argparse
@@ -42,16 +44,18 @@ Found = dict[str, list[dict[str, Any]]]
 """By change: what was measured, each time."""
 
 
-def copy_gb_per_s(num_bytes: int, readers: int, repeats: int = 5) -> float:
-    """Raw speed of as many memory copies at once as there are newcomers, each of the whole state."""
-    source = torch.ones(num_bytes, dtype=torch.uint8)
-    targets = [torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(readers)]
+def copy_gb_per_s(num_bytes: int, readers: int, device: str, repeats: int = 5) -> float:
+    """Raw speed of as many copies at once as there are newcomers, each of the whole state: in memory, or from a GPU
+    to pinned memory and back.
+    """
+    copy = _through_host if device == "cuda" else _in_memory
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    targets = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(readers)]
+    rooms = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in targets if device == "cuda"]
+    ways = list(zip(targets, rooms or targets, strict=True))
     times = []
     for _ in range(repeats):
-        threads = [
-            threading.Thread(target=ctypes.memmove, args=(target.data_ptr(), source.data_ptr(), num_bytes))
-            for target in targets
-        ]
+        threads = [threading.Thread(target=copy, args=(source, *way)) for way in ways]
         began = time.perf_counter()
         for thread in threads:
             thread.start()
@@ -61,11 +65,22 @@ def copy_gb_per_s(num_bytes: int, readers: int, repeats: int = 5) -> float:
     return num_bytes / 1e9 / statistics.median(times)
 
 
-def ours(folder: Path, case: Case, rounds: int) -> Found:
+def _in_memory(source: torch.Tensor, target: torch.Tensor, _: torch.Tensor) -> None:
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())
+
+
+def _through_host(source: torch.Tensor, target: torch.Tensor, room: torch.Tensor) -> None:
+    room.copy_(source)
+    target.copy_(room)
+    torch.cuda.synchronize()
+
+
+def ours(folder: Path, case: Case, rounds: int, device: str) -> Found:
     """All changes in one job, again and again."""
     settle = SETTLE[case.name]
     asked: list[tuple[str, str, int, int]] = []
-    with Job(folder, run=["--workers", "2", "--receipt-every", "0"], script=["--model", case.name]) as job:
+    script = ["--model", case.name, "--device", device]
+    with Job(folder, run=["--workers", "2", "--receipt-every", "0"], script=script) as job:
         job.steps(settle)
         asks: dict[str, Callable[[], Answer]] = {
             "2->4": lambda: job.handle.scale(4),
@@ -104,11 +119,13 @@ def failing(found: Found, change: str) -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
+        if not isinstance(end.code, str):
+            raise  # not the peer's end, but this benchmark's
         progress(str(end))
         found[change].append({"failed": str(end).partition("\n")[0]})
 
 
-def torchrun(folder: Path, case: Case, rounds: int) -> Found:
+def torchrun(folder: Path, case: Case, rounds: int, device: str) -> Found:
     """Two agents of two workers, and then three agents of one."""
     steps = PEER_SETTLE[case.name]
     found: Found = {change: [] for change in CHANGES}
@@ -122,14 +139,14 @@ def torchrun(folder: Path, case: Case, rounds: int) -> Found:
         found[change].append({"pause_s": round(pause_s, 3), "step_after_s": step_s, "steps_done_again": again})
         progress(f"torchrun, {case.name}, {change}: {pause_s:.2f} s, {again} steps done again")
 
-    with failing(found, "2->4"), Torchrun(folder / "resize", case.name) as crew:
+    with failing(found, "2->4"), Torchrun(folder / "resize", case.name, device=device) as crew:
         crew.agent(2)
         crew.until(lambda: crew.settled(2, 0, steps))
         for _ in range(rounds):
             agents = []
             measure(crew, "2->4", lambda: agents.append(crew.agent(2)))  # noqa: B023 - called at once
             measure(crew, "4->2", lambda: agents[0].send_signal(signal.SIGTERM))  # noqa: B023
-    with failing(found, "migrate 2->2"), Torchrun(folder / "migrate", case.name) as crew:
+    with failing(found, "migrate 2->2"), Torchrun(folder / "migrate", case.name, device=device) as crew:
         agents = [crew.spare(1), crew.agent(1)]  # the first one is waited for: it keeps the store
         crew.until(lambda: crew.settled(2, 0, steps))
         for _ in range(rounds):
@@ -216,7 +233,9 @@ def compare(row: dict[str, Any], name: str, samples: list[dict[str, Any]]) -> No
         beyond_s = statistics.median(each["pause_s"] - each["step_after_s"] for each in samples if "failed" not in each)
         row[name]["ratio"] = round(peer_s / row["pause_s"], 1)
         # Where a step takes seconds, both pauses are mostly a step; what the change itself costs is beyond it.
-        row[name]["ratio_beyond_the_step"] = round(beyond_s / max(row["beyond_its_step_s"], 1e-3), 1)
+        # No smaller than one step differs from the next, whatever was read.
+        least_s = max(1e-3, row["step_after_s"] / 20)
+        row[name]["ratio_beyond_the_step"] = round(beyond_s / max(row["beyond_its_step_s"], least_s), 1)
 
 
 def bounds_of(row: dict[str, Any]) -> Iterator[Bound]:
@@ -235,11 +254,11 @@ def measure(case: Case, options: argparse.Namespace, absent: dict[str, str]) -> 
     try:
         began = load()
         rounds = options.rounds if case.name == "mlp" else max(1, options.rounds // 2)
-        mine = ours(folder, case, rounds)
-        gb_per_s = copy_gb_per_s(case.state_bytes, readers=2)
+        mine = ours(folder, case, rounds, options.device)
+        gb_per_s = copy_gb_per_s(case.state_bytes, 2, options.device)
         theirs: dict[str, Found] = {}
         if "torchrun" in options.peers:
-            theirs["torchrun"] = torchrun(folder, case, options.peer_rounds)
+            theirs["torchrun"] = torchrun(folder, case, options.peer_rounds, options.device)
         if "torchft" in options.peers and "torchft" not in absent:
             theirs["torchft"] = torchft(folder, case, options.peer_rounds, options.torchft_python)
         for change in CHANGES:
@@ -261,11 +280,14 @@ def main() -> None:
     parser.add_argument("--peers", default="torchrun")
     parser.add_argument("--peer-rounds", type=int, default=2)
     parser.add_argument("--torchft-python", default="", help="the interpreter of an environment with torchft")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     options.peers = [name for name in options.peers.split(",") if name]
     torch.set_num_threads(1)
     absent: dict[str, str] = {}
-    if "torchft" in options.peers:
+    if "torchft" in options.peers and options.device == "cuda":
+        absent["torchft"] = "compared on the CPU only"
+    elif "torchft" in options.peers:
         options.torchft_python, why = torchft_python(options.torchft_python)
         if why:
             absent["torchft"] = why

@@ -28,11 +28,11 @@ class Case:
     checkpoint_every: int
     """Steps between two checkpoints, for contenders that need them."""
 
-    def make(self) -> nn.Module:
-        """The model."""
+    def make(self, device: torch.device | str = "cpu") -> nn.Module:
+        """The model, made where it trains."""
         layers: list[nn.Module] = []
         for inside, out in zip(self.sizes[:-1], self.sizes[1:], strict=True):
-            layers += [nn.Linear(inside, out), nn.ReLU()]
+            layers += [nn.Linear(inside, out, device=device), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
     def data(self, steps: int = 50) -> TensorDataset:
@@ -69,5 +69,10 @@ class CommitLog:
         os.close(self._fd)
 
     def add(self, step: int) -> None:
-        """A step was committed just now; written at once, since the process may be killed at any time."""
+        """A step was committed just now; written at once, since the process may be killed at any time.
+
+        What a GPU still has to do for it is waited for.
+        """
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         os.write(self._fd, b"%d %d\n" % (step, time.monotonic_ns()))

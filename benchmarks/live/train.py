@@ -22,12 +22,13 @@ def main() -> None:
     parser.add_argument("--commits", required=True, help="folder of the commit logs")
     parser.add_argument("--virtual-workers", type=int, default=4)
     parser.add_argument("--wait", type=float, default=0.0, help="seconds that a virtual worker's device works")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     launch = Launch.from_env(os.environ) or Launch()
     number = launch.worker_number if launch.elastic else launch.worker
     case = CASES[options.model]
-    job = melodeon.join(virtual_workers=options.virtual_workers, seed=0)
-    model = case.make()
+    job = melodeon.join(virtual_workers=options.virtual_workers, seed=0, device=options.device)
+    model = case.make(job.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = job.wrap(model, optimizer)
     loader = job.loader(case.data(), batch_size=case.batch // options.virtual_workers, shuffle=True)

@@ -22,17 +22,18 @@ def main() -> None:
     parser.add_argument("--model", choices=CASES, default="mlp")
     parser.add_argument("--commits", required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--device", default="cpu", help="one for all processes: a GPU that they share")
     options = parser.parse_args()
     torch.set_num_threads(1)
     case = CASES[options.model]
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    module = case.make()
+    module = case.make(options.device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     step = epoch = 0
     if options.checkpoint.exists():
-        found: dict[str, Any] = torch.load(options.checkpoint, weights_only=True)
+        found: dict[str, Any] = torch.load(options.checkpoint, map_location=options.device, weights_only=True)
         module.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
         step, epoch = found["step"], found["epoch"]
@@ -44,7 +45,8 @@ def main() -> None:
     with CommitLog(options.commits, f"process-{os.getpid()}") as log:
         while True:
             sampler.set_epoch(epoch)
-            for inputs, targets in loader:
+            for batch in loader:
+                inputs, targets = (tensor.to(options.device) for tensor in batch)
                 cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
