@@ -63,12 +63,16 @@ class Agents:
         """Their processes, by name."""
         return {agent: process.pid for agent, process in self._running.items()}
 
-    def add(self, config: AgentConfig) -> None:
-        """Start one more."""
+    def describe(self, config: AgentConfig) -> None:
+        """Write down what one more will be started with: guests and other terminals read it."""
         config = msgspec.structs.replace(config, lifeline_fd=self._lifeline)
         write_config(config.node_dir / "agent.json", config)
         self._configs[config.agent] = config
-        self._start(config)
+
+    def start(self) -> None:
+        """Start all that were described."""
+        for config in self._configs.values():
+            self._start(config)
 
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to each."""

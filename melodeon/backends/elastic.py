@@ -168,6 +168,9 @@ class _Job:
         run = secrets.token_hex(8)
         configs = [self._config(index, run, store.address, token_file) for index in range(elastic.agents)]
         self._prefix = configs[0].prefix
+        for config in configs:
+            self._agents.describe(config)
+        # Whoever finds the job finds all that its folder tells of it.
         registry.write(
             registry.Entry(
                 id=elastic.job.job,
@@ -179,8 +182,7 @@ class _Job:
             ),
             alone=elastic.alone,
         )
-        for config in configs:
-            self._agents.add(config)
+        self._agents.start()
         if elastic.listen and self.on_event is not None:
             text = f"machines that see this folder take part by: melodeon agent {self._run_dir}"
             self.on_event({"kind": "note", "text": text})

@@ -106,7 +106,8 @@ def take_part(guest: Guest, *, on_start: Callable[[AgentConfig], None], on_event
         visit = _Visit(Path(host.run_dir), on_event)
         with kept_agents(env, selector, begun=lambda: True) as agents:
             stack.enter_context(forwarded_signals(wake_pipe(selector, stack, visit.signalled)))
-            agents.add(config)
+            agents.describe(config)
+            agents.start()
             on_start(config)
             store = StoreThread(host.store)
             stack.callback(store.close)

@@ -96,6 +96,21 @@ def test_a_job_that_runs_elsewhere_under_its_name_is_left_alone(tmp_path: Path) 
     assert not list(tmp_path.rglob("agent.log"))
 
 
+def test_whoever_finds_a_job_finds_what_its_folder_tells_guests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, told = registry.write, []
+
+    def write_and_look(entry: registry.Entry, *, alone: bool) -> None:
+        write(entry, alone=alone)
+        told.extend(sorted(Path(entry.run_dir).glob("agents/*/agent.json")))
+
+    monkeypatch.setattr(registry, "write", write_and_look)
+    with Running(tmp_path, workers=2, agents=2, steps=5) as job:
+        assert job.end().ok
+    assert told == [job.folder / "agents" / agent / "agent.json" for agent in ("node0", "node1")]
+
+
 def test_an_error_keeps_its_exit_code_where_its_event_was_never_written(tmp_path: Path) -> None:
     state = MasterState(config=JobConfig(job="x"), outcome="failed", text="batch_size=0 must be more", failed=(3, 2))
     outcome = reason_of(msgspec.json.encode(state), tmp_path, [])
