@@ -102,8 +102,11 @@ def mend(turn: Turn) -> None:
     state = turn.state
     if not state.torn:
         return
-    survivors = [worker for worker in concerned(state) if alive(state, worker)] or _call_back(state)
+    survivors = [worker for worker in concerned(state) if alive(state, worker)]
     holders = [worker for worker in survivors if state.workers[worker].phase is Phase.MEMBER]
+    if not holders:
+        holders = _call_back(state)
+        survivors = [*holders, *survivors]
     if not survivors:
         _start_again(turn)
         return
@@ -116,7 +119,9 @@ def mend(turn: Turn) -> None:
 
 
 def _call_back(state: MasterState) -> list[int]:
-    """Nobody of the view is left: those who were to leave and have not heard yet that they may hold the state still."""
+    """Nobody of the view who held the state is left: those who were to leave and have not heard yet that they may hold
+    it still. Newcomers without it are no reason to give it up.
+    """
     held = [info for info in state.workers.values() if info.released and not info.told.released]
     held = [info for info in held if info.phase is Phase.MEMBER and not info.finished]
     held.sort(key=lambda info: (-info.generation, info.worker))  # of several views' leavers, the newest come first

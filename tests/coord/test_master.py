@@ -206,6 +206,21 @@ def test_leavers_who_wait_for_the_others_first_step_are_called_back_when_all_of_
     assert bench.workers() == [1, 2], "they have not been let go"
 
 
+def test_leavers_are_called_back_too_when_only_newcomers_without_the_state_are_left() -> None:
+    bench = job(2)
+    bench.ask("scale_in", workers=[1])
+    bench.enter(pause_s=0.0)
+    bench.ask("scale_out", n=1)
+    bench.ready(2)
+    assert (bench.view.workers, bench.view.planned) == ((0, 2), True)
+    assert not bench.notice(1).released, "it holds the state still"
+    bench.gone(0)
+    assert (bench.view.workers, bench.view.planned) == ((1, 2), False), "one of them has the state to go on from"
+    assert not bench.notice(1).released
+    bench.enter()
+    assert bench.view.workers == (1, 2)
+
+
 def test_leavers_who_were_let_go_are_not_called_back() -> None:
     bench = job(2, restarts=1)
     bench.ask("scale_in", workers=[1])
