@@ -110,9 +110,7 @@ def _owe(turn: Turn, worker: int, *, free: bool = False) -> None:
     """Replace it, if restarts are left and it was not about to leave anyway."""
     state = turn.state
     change = state.current
-    if change is not None and worker in change.removing:
-        return
-    if change is not None and worker in change.adding and change.what in ("scale_out", "scale", "replace"):
+    if change is not None and worker in (*change.removing, *change.adding):
         return  # the change itself counts whoever did not come to stay
     if free or state.restarts_left > 0:
         state.restarts_left -= not free

@@ -267,6 +267,17 @@ def test_a_worker_whose_successor_is_lost_stays() -> None:
     assert "New worker 2 could not join" in bench.answers["x"].text
 
 
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_successor_that_is_lost_on_its_way_into_the_view_costs_nothing(restarts: int) -> None:
+    bench = job(2, restarts=restarts)
+    bench.ask("migrate", worker=0)
+    bench.ready(2)
+    bench.gone(2)
+    bench.enter()
+    assert set(bench.view.workers) == {0, 1}
+    assert (bench.state.wanted, bench.state.owed, bench.state.restarts_left) == (2, 0, restarts)
+
+
 def test_the_only_worker_moves_by_way_of_a_view_of_both() -> None:
     bench = job(1)
     bench.ask("migrate", id="x", worker=0)

@@ -150,6 +150,22 @@ def test_a_worker_that_is_lost_while_others_come_is_replaced_in_the_same_change(
     assert bench.state.restarts_left == 1
 
 
+@pytest.mark.parametrize(("restarts", "left", "size"), [(3, 2, 3), (0, 0, 2)])
+def test_a_newcomer_that_is_lost_on_its_way_into_the_view_costs_one_restart(
+    restarts: int, left: int, size: int
+) -> None:
+    bench = placed({"a": [0]}, restarts=restarts)
+    bench.ask("place", id="x", slots={"a": [0, 1, 2]})
+    bench.ready(1, 2)
+    assert bench.view.workers == (0, 1, 2)
+    bench.gone(1)
+    bench.enter()
+    follow(bench)
+    assert len(bench.view.workers) == size
+    assert bench.answers["x"].ok == (size == 3)
+    assert (bench.state.wanted, bench.state.owed, bench.state.restarts_left) == (size, 0, left)
+
+
 def test_what_cannot_be_started_is_said_and_the_other_devices_are_given_back() -> None:
     bench = placed({"a": [0, 1]})
     bench.ask("place", id="x", slots={"a": [1], "b": [0]})

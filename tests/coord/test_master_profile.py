@@ -138,6 +138,18 @@ def test_a_loss_on_the_way_to_a_size_ends_a_profile_too() -> None:
     assert "a worker was lost and is not replaced" in bench.answers["p"].text
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_newcomer_that_is_lost_on_the_way_to_a_size_costs_the_job_nothing(restarts: int) -> None:
+    bench = job(2, restarts=restarts)
+    bench.ask("profile", id="p", min=4, max=4, steps=10)
+    bench.ready(2, 3)
+    bench.gone(3)
+    go_on(bench)
+    assert "no size could be measured" in bench.answers["p"].text
+    assert (len(bench.view.workers), bench.state.wanted) == (2, 2)
+    assert (bench.state.owed, bench.state.restarts_left) == (0, restarts)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_worker_that_is_lost_in_a_profile_is_replaced_as_far_as_restarts_are_left(workers: int) -> None:
     bench = profiled(workers, 4, restarts=1)
