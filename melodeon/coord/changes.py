@@ -62,7 +62,7 @@ def _begin(turn: Turn, change: Change) -> None:
         change.notes.append(refusal)
         _drop_newcomers(turn, change)
         finish(turn, change, ok=False)
-    elif not refusal and change.what in SIZERS and state.profile is not None:
+    elif not refusal and change.what in SIZERS and state.profile is not None and state.profile.back_to:
         _interrupt_profile(turn, change)
 
 

@@ -208,7 +208,8 @@ class Profile(msgspec.Struct, kw_only=True):
     ask: str
     sizes: list[int]
     """Still to be measured, smallest first."""
-    back_to: int
+    back_to: int = 0
+    """How many workers there were when it set out; 0: changes from before it are still under way."""
     wanted: int = 0
     """How many workers were wanted at the start: fewer later, and somebody was lost for good."""
     steps: int = 20

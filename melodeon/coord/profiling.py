@@ -36,7 +36,7 @@ def begin_profile(turn: Turn, ask: str, smallest: int, largest: int, steps: int)
         sizes = [smallest]
         while sizes[-1] * 2 <= largest:
             sizes.append(sizes[-1] * 2)
-        state.profile = Profile(ask=ask, sizes=sizes, back_to=len(seated(state)), wanted=state.wanted, steps=steps)
+        state.profile = Profile(ask=ask, sizes=sizes, steps=steps)
         turn.dirty = True
 
 
@@ -51,6 +51,10 @@ def run_profile(turn: Turn) -> None:
         profile.marks = []  # whoever comes in place of the lost one, this size is measured afresh
     if state.current is not None or state.queue or state.torn:
         return
+    if not profile.back_to:
+        # What was asked for before it is done by now, and it sets out.
+        profile.back_to, profile.wanted = size, state.wanted
+        turn.dirty = True
     if _lost(state, profile):
         state.wanted = max(1, size)
         drop_profile(turn, f"a worker was lost and is not replaced, so the job goes on with {counted(size, 'worker')}")

@@ -75,6 +75,30 @@ def test_a_wish_counts_from_the_size_that_a_profile_has_come_to() -> None:
     assert (len(bench.view.workers), bench.state.wanted) == (3, 3)
 
 
+@pytest.mark.parametrize(("then", "size"), [([], 4), (["scale_in"], 3)])
+def test_a_profile_sets_out_when_what_was_asked_for_before_it_is_done(then: list[str], size: int) -> None:
+    bench = job(2, {"a": 8}, virtual_workers=8)
+    wishes = [("scale", {"n": 4}), *((what, {"n": 1}) for what in then)]
+    for what, values in wishes:
+        bench.ask(what, id=what, **values)
+    bench.ask("profile", id="p", min=1, max=2, steps=10)
+    go_on(bench)
+    assert [bench.answers[what].ok for what, _ in wishes] == [True] * len(wishes)
+    assert bench.answers["p"].values["rates"] == pytest.approx({"1": 10.0, "2": 20.0})
+    assert (len(bench.view.workers), bench.state.wanted) == (size, size), "not the size from before these wishes"
+
+
+def test_a_newcomer_that_is_lost_before_a_profile_sets_out_does_not_end_it() -> None:
+    bench = job(1)
+    bench.ask("scale", id="x", n=3)
+    bench.ask("profile", id="p", min=1, max=2, steps=10)
+    bench.gone(1)
+    go_on(bench)
+    assert not bench.answers["x"].ok
+    assert bench.answers["p"].ok
+    assert (len(bench.view.workers), bench.state.wanted) == (2, 2)
+
+
 def test_a_wish_that_is_refused_does_not_end_a_profile() -> None:
     bench = profiled(2, 2)
     bench.ask("scale", id="x", n=9)
