@@ -33,21 +33,35 @@ def run_changes(turn: Turn) -> None:
         if state.current is None:
             if not state.queue:
                 return
-            if state.phase is not JobPhase.TRAINING or _awaits_slots(state, state.queue[0]):
+            if state.phase is not JobPhase.TRAINING or _awaits_slots(turn, state.queue[0]):
                 return
             _begin(turn, state.queue.pop(0))
         elif not _advance(turn, state.current):
             return
 
 
-def _awaits_slots(state: MasterState, change: Change) -> bool:
-    """Whether it needs slots that the leavers of a view before have not left yet: they end within seconds."""
-    size = len(seated(state))
-    sizes = {"scale_out": size + change.count, "scale": change.count, "resize": change.count}
-    count = len(change.workers) if change.what == "migrate" else sizes.get(change.what, 0) - size
-    if change.stage is not Stage.QUEUED or sizes.get(change.what, 0) > room(state):
-        return False  # it has begun, or will be refused
-    return len(find_room(state, count, change.on)) < count <= len(find_room(state, count, change.on, soon=True))
+def _awaits_slots(turn: Turn, change: Change) -> bool:
+    """Whether it needs slots that there may be soon: the leavers of a view before end within seconds, and so do agents
+    speak that this master has not heard yet.
+    """
+    state = turn.state
+    count = _needed(state, change)
+    if change.stage is not Stage.QUEUED or len(find_room(state, count, change.on)) >= count:
+        return False
+    if count <= len(find_room(state, count, change.on, soon=True)):
+        return True
+    unheard = [name for name, agent in state.agents.items() if not agent.lost and not agent.heard]
+    return any(change.on in ("", name) for name in unheard) and not turn.due("unheard", state.config.agents_s)
+
+
+def _needed(state: MasterState, change: Change) -> int:
+    """How many slots it needs to begin; 0 where it will be refused for another reason."""
+    now = seated(state)
+    sizes = {"scale_out": len(now) + change.count, "scale": change.count, "resize": change.count}
+    if change.what in sizes:
+        return sizes[change.what] - len(now) if sizes[change.what] <= room(state) else 0
+    moves = change.what == "migrate" or (change.what == "preempt" and set(now) <= set(change.workers))
+    return len([worker for worker in change.workers if worker in now]) if moves else 0
 
 
 def _begin(turn: Turn, change: Change) -> None:

@@ -36,7 +36,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Steps in a row before somebody is called slow."""
     hybrid: HybridConfig | None = None
     agents_s: float = 10.0
-    """After this long the job starts with the agents that are there, if they have the slots."""
+    """After this long the job starts with the agents that are there, if they have the slots; a new master changes it
+    with those that it has heard."""
     broken_s: float = 0.5
     """A group that failed with nobody gone: wait this long for the news of a death, then regroup."""
     done_s: float = 2.0

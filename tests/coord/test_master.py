@@ -353,6 +353,43 @@ def test_a_new_master_gives_every_agent_its_orders_afresh_once_it_reports() -> N
     assert bench.orders["a"].workers[0].notice.view == bench.view
 
 
+@pytest.mark.parametrize(
+    ("what", "values"), [("scale_out", {"n": 1}), ("scale", {"n": 4}), ("scale_out", {"n": 1, "on": "b"})]
+)
+def test_a_new_master_refuses_nothing_for_want_of_slots_before_it_has_heard_every_agent(
+    what: str, values: dict[str, object]
+) -> None:
+    bench = job(3, {"a": 2, "b": 2})
+    bench.master = Master.load(bench.master.dump(), fence=7)
+    bench.report("a")
+    assert bench.ask(what, id="x", **values) is None
+    bench.report("b")
+    assert bench.agent_of(3) == "b"
+    bench.ready(3)
+    bench.enter()
+    assert bench.answers["x"].ok
+
+
+def test_a_device_that_is_wanted_back_moves_to_an_agent_that_a_new_master_has_not_heard_yet() -> None:
+    bench = job(1, {"a": 1, "b": 1})
+    bench.master = Master.load(bench.master.dump(), fence=7)
+    bench.say(0, preempted=True)
+    assert bench.state.phase is JobPhase.TRAINING
+    bench.report("b")
+    assert bench.agent_of(1) == "b"
+
+
+def test_a_new_master_does_not_wait_without_end_for_an_agent_that_says_nothing() -> None:
+    bench = job(3, {"a": 2, "b": 2})
+    bench.master = Master.load(bench.master.dump(), fence=7)
+    bench.report("a")
+    assert bench.ask("scale_out", id="x", n=1) is None
+    assert bench.outcome.wake_at == 10.0
+    bench.tick(10.0)
+    assert not bench.answers["x"].ok
+    assert "the agents have 0 free slots" in bench.answers["x"].text
+
+
 def test_orders_are_repeated_until_the_report_says_they_were_taken() -> None:
     bench = job(1)
     assert bench.report("a").orders == {}
