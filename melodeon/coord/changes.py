@@ -349,18 +349,25 @@ def _elsewhere(state: MasterState, leave: list[int]) -> str:
 
 def _begin_preempt(turn: Turn, change: Change) -> str:
     """The device must be given back: leave, or move if nobody else would stay."""
-    now = seated(turn.state)
+    state = turn.state
+    now = seated(state)
     if not any(worker in now for worker in change.workers):
         return "the worker has left already"
     if any(worker not in change.workers for worker in now):
         return _begin_in(turn, change)
+    free = len(find_room(state, len(now)))
+    if 0 < free < len(now):
+        # Not all of them can move, but one that does is enough to hold the state.
+        change.adding, change.removing = start_workers(turn, free), list(now)
+        state.wanted = max(1, state.wanted - len(now) + free)
+        return ""
     refusal = _begin_migrate(turn, change)
     if refusal:
         # Nobody else would hold the state: what is left is to end in order, with a checkpoint if the script keeps some.
         text = f"{change.reason}, and it cannot move: {refusal}; the job stops"
         turn.record("preempted", text=text)
         cancel(turn, text)
-        turn.state.text = text
+        state.text = text
         turn.move_job(JobPhase.STOPPING)
     return refusal
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from melodeon.coord.master_state import JobPhase
 from melodeon.coord.messages import Phase
 from tests.coord.master_bench import Bench, job
 
@@ -315,6 +316,22 @@ def test_the_only_worker_moves_when_it_is_preempted_and_stops_when_it_cannot() -
     assert alone.notice(0).stop
     alone.say(0, Phase.DONE, step=3, digest="x")
     assert alone.state.outcome == "stopped"
+
+
+def test_of_several_that_are_preempted_at_once_as_many_move_as_there_is_room_for() -> None:
+    bench = job(2, {"a": 3})
+    bench.set(0, preempted=True)
+    bench.set(1, preempted=True)
+    bench.report("a")
+    assert bench.workers() == [0, 1, 2]
+    bench.ready(2)
+    assert bench.view.workers == (0, 2)
+    bench.enter()
+    assert (bench.view.workers, bench.view.leaving) == ((2,), (0,))
+    bench.enter()
+    assert (bench.state.phase, bench.state.wanted) == (JobPhase.TRAINING, 1)
+    assert bench.notice(0).released
+    assert bench.notice(1).released
 
 
 # -- checkpoint, stop, status --
