@@ -112,7 +112,7 @@ def _place(turn: Turn, ask: Ask) -> None:
     if state.view is not None and (why := refusal(state, slots)):
         turn.answer(ask.id, False, why)
         return
-    if state.profile is not None:
+    if state.profile is not None and state.profile.back_to:
         if sorted(places(slots)) == sorted(places(state.slots)):
             turn.answer(ask.id, True, f"workers are on {in_words(slots)}, as far as the profile takes them")
             return

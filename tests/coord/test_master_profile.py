@@ -88,6 +88,17 @@ def test_a_profile_sets_out_when_what_was_asked_for_before_it_is_done(then: list
     assert (len(bench.view.workers), bench.state.wanted) == (size, size), "not the size from before these wishes"
 
 
+def test_slots_that_are_wished_before_a_profile_sets_out_are_taken_first() -> None:
+    bench = Bench({"a": 4}, slots={"a": [0, 1]}, restarts=1).training()
+    bench.gone(1)
+    bench.ask("profile", id="p", min=1, max=2, steps=10)
+    assert bench.ask("place", id="x", slots={"a": [0, 1]}) is None, "one of them is empty"
+    go_on(bench)
+    assert bench.answers["x"].ok
+    assert bench.answers["p"].ok
+    assert len(bench.view.workers) == 2
+
+
 def test_a_newcomer_that_is_lost_before_a_profile_sets_out_does_not_end_it() -> None:
     bench = job(1)
     bench.ask("scale", id="x", n=3)
