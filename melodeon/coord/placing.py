@@ -73,7 +73,10 @@ def begin_place(turn: Turn, change: Change) -> str:
 def pursue_place(turn: Turn, change: Change) -> bool:
     """Start workers where there is room by now; True while a slot is waited for."""
     state = turn.state
-    missing = [place for place in _missing(state, change) if place not in change.waiting]
+    empty = _missing(state, change)
+    # Somebody whose device was wanted back may have moved to one of them while this change stood aside.
+    change.waiting = [place for place in change.waiting if place in empty]
+    missing = [place for place in empty if place not in change.waiting]
     owed = min(state.owed, len(missing))  # lost meanwhile, and to be replaced
     state.owed -= owed
     change.waiting += missing[:owed]

@@ -124,6 +124,21 @@ def test_a_slot_is_waited_for_until_its_last_worker_has_ended() -> None:
     assert where(bench) == {"a": [0, 1]}
 
 
+@pytest.mark.parametrize(("wished", "kept"), [([0, 1, 2], [1, 2]), ([0, 2], [2])])
+def test_a_slot_that_somebody_moves_to_meanwhile_is_not_waited_for(wished: list[int], kept: list[int]) -> None:
+    bench = Bench({"a": 3}).training()
+    bench.master = Master.load(bench.master.dump(), fence=2)
+    bench.ask("place", id="x", slots={"a": wished})  # its slots wait for the agent's first word, and that is:
+    bench.say(0, preempted=True)
+    for _ in range(5):
+        follow(bench)
+    assert not bench.answers["x"].ok, "slot 0 is given back"
+    assert where(bench) == {"a": kept}
+    bench.ask("scale", id="y", n=1)
+    follow(bench)
+    assert bench.answers["y"].ok, "nothing is in the way of what is asked for next"
+
+
 def test_a_lost_worker_is_replaced_on_the_slots_of_the_job() -> None:
     bench = placed({"a": [2], "b": [1]}, restarts=1)
     bench.gone(0)
