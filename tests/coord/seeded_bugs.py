@@ -111,6 +111,9 @@ BUGS: dict[str, Bug] = {
         "test_master_place.py::test_only_the_newest_wish_of_several_is_carried_out",
     ),
     "everybody_is_replaced_in_one_view": Bug(f"{COORD}.changes:_target", "if not stay and now:", "if False:"),
+    "a_change_waits_for_slots_that_never_come": Bug(
+        f"{COORD}.changes:_awaits_slots", "if count <= len(", "if True or count <= len("
+    ),
     "losses_make_planned_views": Bug(
         f"{COORD}.rules:mend", "planned=False, reason=state.torn", "planned=True, reason=state.torn"
     ),

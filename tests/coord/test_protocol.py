@@ -43,6 +43,8 @@ def test_seeds_draw_every_kind_of_trouble() -> None:
     assert any(plan.loss for plan in plans)
     assert any(plan.double for plan in plans)
     assert any(plan.late for plan in plans)
+    assert any(plan.patient for plan in plans)
+    assert any(plan.config.straggler_factor for plan in plans)
 
 
 def test_a_broken_promise_is_told_by_its_name() -> None:

@@ -122,6 +122,8 @@ class Checks:
         if ask is None or ask.what != "place" or name in self.placed:
             return
         self.placed.add(name)
+        if state.profile is not None and state.profile.back_to:
+            return  # they are, as far as it takes them
         seats = [state.workers[worker] for worker in state.settled.workers] if state.settled else []
         wished = sorted((agent, slot) for agent, slots in ask.values["slots"].items() for slot in slots)
         there = sorted((info.agent, info.slot) for info in seats)

@@ -51,6 +51,10 @@ class Worker(Node):
         self.preempted = False
         self.last_commit = 0.0
         self.pause_s = 0.0
+        self.busy_s: tuple[float, ...] = ()
+        self.took_s = 0.0
+        watched = world.plan.config.straggler_factor > 0
+        self.slowness = 2.5 if watched and world.clock.random.random() < 0.2 else 1.0
         world.clock.after(0.05 + world.clock.random.random() * 0.3, self, self._ready)
 
     def die(self) -> None:
@@ -83,6 +87,7 @@ class Worker(Node):
             virtual_workers=self.world.plan.virtual_workers,
             definition="d",
             pause_s=self.pause_s,
+            busy_s=self.busy_s,
             checkpoint=self.written,
             preempted=self.preempted,
             broken=broken,
@@ -165,21 +170,21 @@ class Worker(Node):
             self.step, self.digest = self.world.checkpoint
         self.member.enter()
         self.phase = Phase.MEMBER
-        self.pause_s = 0.0
+        self.pause_s, self.busy_s = 0.0, ()
         self.say()
         self._compute()
 
     def _compute(self) -> None:
         self.waiting_since = None
-        pace = self.world.plan.step_s
-        self.world.clock.after(pace * (0.5 + self.world.clock.random.random()), self, self._share, self.attempt)
+        took_s = self.world.plan.step_s * (0.5 + self.world.clock.random.random()) * self.slowness
+        self.world.clock.after(took_s, self, self._share, self.attempt, took_s)
 
-    def _share(self, attempt: int) -> None:
+    def _share(self, attempt: int, took_s: float) -> None:
         """Contribute to the step; when all have, each gets the result at its own time."""
         if attempt != self.attempt or self.group is None:
             return
         group, clock = self.group, self.world.clock
-        self.waiting_since = clock.now
+        self.waiting_since, self.took_s = clock.now, took_s
         rank = group.view.rank_of(self.worker)
         assert rank is not None
         ranks = group.view.assignment.ranks_of(rank)
@@ -205,10 +210,11 @@ class Worker(Node):
         if self.pause_s == 0.0:
             self.pause_s = max(1e-6, world.clock.now - self.last_commit)
         self.last_commit = world.clock.now
+        self.busy_s = (*self.busy_s, self.took_s)[-10:]
         if self.member.checkpoint > self.written and group.view.rank_of(self.worker) == 0:
             self.written = self.member.checkpoint
             world.checkpoint = max(world.checkpoint, (self.step, self.digest))
-        if step >= world.plan.steps or any(stop for _, _, stop, _ in shared.values()):
+        if world.is_last(step) or any(stop for _, _, stop, _ in shared.values()):
             self.phase = Phase.DONE
             self.waiting_since = None
             self.say()
