@@ -39,7 +39,7 @@ def unpack(payload: bytes | bytearray, decoder: msgspec.msgpack.Decoder[T]) -> T
     """The document in a payload."""
     try:
         return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"a frame of {len(payload)} bytes is no document that is understood here: {error}") from None
 
 

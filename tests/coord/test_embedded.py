@@ -22,6 +22,8 @@ from melodeon.coord.wire import MAX_FRAME, FrameError, pack, read_frame
 from melodeon.core.errors import UsageError
 
 TOKEN = "a token"
+DEEP = b"\x82\xa4type\xa5hello\xa4more" + 60_000 * b"\x91" + b"\x00"
+"""A hello with more than there should be: lists in lists in lists."""
 
 
 def run(scenario, path: Path):
@@ -79,6 +81,7 @@ def test_tcp_is_on_loopback_and_needs_a_token(tmp_path):
     [
         (b"GET / HTTP/1.1\r\n\r\n", "at most 65536"),
         (struct.pack(">I", 3) + b"\xc1\xc1\xc1", "no document"),
+        (struct.pack(">I", len(DEEP)) + DEEP, "no document"),
         (pack(Request(1, 0, Ping())), "begins with a hello"),
         (pack(Hello("c", TOKEN, protocol=99)), "protocol 99 is not"),
     ],
