@@ -9,12 +9,14 @@ starts another. When the launcher goes away (the lifeline closes), all go.
 """
 
 import argparse
+import contextlib
 import gc
 import importlib
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -118,18 +120,29 @@ class Nursery:
 
     def _start(self, order: Start) -> None:
         if order.worker not in self._alive and order.worker not in self._ended:
-            failpoint("nursery.start")
-            begin_mark(Path(order.mark))
-            failpoint("nursery.begun")
-            # A signal meant for the child must not be taken by what it has inherited from here.
-            signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+            try:
+                self._alive[order.worker] = self._make(order)
+            except OSError as error:
+                # No room for one more, among processes or on the disk: it is lost, and those that run here are not.
+                with contextlib.suppress(OSError):
+                    sys.stderr.write(f"worker {order.worker} cannot be made: {error}\n")
+                self._ended[order.worker] = -signal.SIGKILL
+        self._tell()
+
+    def _make(self, order: Start) -> int:
+        failpoint("nursery.start")
+        begin_mark(Path(order.mark))
+        failpoint("nursery.begun")
+        # A signal meant for the child must not be taken by what it has inherited from here.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
             pid = os.fork()
             if pid == 0:
                 self._be_worker(order)
+        finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-            failpoint("nursery.forked")
-            self._alive[order.worker] = pid
-        self._tell()
+        failpoint("nursery.forked")
+        return pid
 
     def _be_worker(self, order: Start) -> NoReturn:
         code = 1

@@ -1,5 +1,6 @@
 """Real nurseries: this test plays the agent, and the workers are real scripts."""
 
+import errno
 import json
 import os
 import signal
@@ -10,12 +11,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from melodeon.coord.lines import Brood, Start
 from melodeon.coord.marks import read_mark, started
 from melodeon.coord.wire import Frames, pack
+from melodeon.runtime.nursery import Nursery
 from tests.coord.running import eventually, gone
 from tests.runtime.zygotes import ENV, Forked, Zygote, zygote
 
@@ -82,7 +85,14 @@ class Agent:
             assert data, "the nursery hung up"
 
     def start(
-        self, worker: int, body: str, *args: str, module: str | None = None, log: str | None = None, **env: str
+        self,
+        worker: int,
+        body: str,
+        *args: str,
+        module: str | None = None,
+        log: str | None = None,
+        mark: str | None = None,
+        **env: str,
     ) -> None:
         assert self.call is not None
         script = self.folder / f"script{worker}.py"
@@ -95,7 +105,7 @@ class Agent:
                     env=env,
                     out=str(self.folder / (log or f"worker-{worker}.log")),
                     err=str(self.folder / f"worker-{worker}.err"),
-                    mark=str(self.folder / f"worker-{worker}.pid"),
+                    mark=str(self.folder / (mark or f"worker-{worker}.pid")),
                 )
             )
         )
@@ -226,6 +236,33 @@ def test_a_worker_that_cannot_be_made_says_why(shared: Agent) -> None:
     shared.start(39, "print('never')", log="missing/worker.log")
     assert shared.hear(lambda brood: 39 in brood.ended).ended[39] == 1
     assert "No such file or directory" in (shared.folder / "nursery.err").read_text()
+
+
+def test_a_worker_for_which_there_is_no_room_is_lost_alone(shared: Agent) -> None:
+    shared.start(37, "signal.pause()")
+    pid = shared.hear(lambda brood: 37 in brood.workers).workers[37]
+    shared.start(38, "print('never')", mark="missing/worker.pid")
+    assert shared.hear(lambda brood: 38 in brood.ended).ended[38] == -9
+    assert "worker 38 cannot be made: " in (shared.folder / "nursery.err").read_text()
+    assert started(pid) is not None
+    os.kill(pid, signal.SIGKILL)
+    shared.hear(lambda brood: 37 in brood.ended)
+
+
+def test_a_fork_that_fails_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no more processes")))
+    near, far = socket.socketpair()
+    with near, far:
+        maker = Nursery("", None)
+        maker._agent, maker._alive = near, {1: 2**22 - 1}
+        paths = {name: str(tmp_path / name) for name in ("out", "err", "mark")}
+        maker._start(Start(worker=2, argv=("never.py",), env={}, **paths))
+        (brood,) = Frames(Brood).feed(far.recv(1 << 16))
+        assert (brood.workers, brood.ended) == ({1: 2**22 - 1}, {2: -9})
+        assert signal.SIGCHLD not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        maker._selector.close()
+        os.close(maker._woken)
+        os.close(maker._wake)
 
 
 def test_a_start_said_twice_has_one_effect(shared: Agent) -> None:
