@@ -101,10 +101,12 @@ class Nursery:
         if brood.pid != self._pid:
             kill_group(brood.pid)
             return
-        self._writer, self._brood = writer, brood
+        is_new, self._writer, self._brood = writer is not self._writer, writer, brood
         self._quick_deaths = 0
         for worker in brood.workers.keys() | brood.ended.keys():
             self._sent.pop(worker, None)
+        if is_new:  # what was on its way on another connection may be lost
+            self._waiting, self._sent = self._sent | self._waiting, {}
         self._on_brood(brood)
         self._flush()
 

@@ -24,7 +24,7 @@ from melodeon.coord.agent_workers import Workers
 from melodeon.coord.embedded import EmbeddedStore
 from melodeon.coord.embedded_server import EmbeddedServer
 from melodeon.coord.lastwords import write_last_words
-from melodeon.coord.lines import Brood, Line
+from melodeon.coord.lines import Brood, Line, Start
 from melodeon.coord.marks import read_mark, write_mark
 from melodeon.coord.master_state import JobConfig
 from melodeon.coord.messages import Notice, Orders, Phase, Report, Status, WorkerOrder
@@ -235,6 +235,27 @@ def test_a_nursery_that_calls_before_its_maker_has_answered_is_not_sent_away(
     asyncio.run(main())
 
 
+def test_a_nursery_that_calls_again_is_asked_again_for_whom_it_does_not_know(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = make_config(tmp_path)
+        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        write_mark(config.node_dir / "nursery.pid", process.pid)
+        nursery = Nursery(config, on_brood=lambda _: None, on_unsure=lambda _: None, on_hopeless=lambda _: None)
+        nursery.open()
+        first, second = Ear(), Ear()
+        nursery.heard(Brood(pid=process.pid), cast("asyncio.StreamWriter", first))
+        for worker in (1, 2):
+            nursery.start(Start(worker=worker, argv=(), env={}, out="", err="", mark=""))
+        nursery.hung_up(cast("asyncio.StreamWriter", first))  # it may have read one of them, both or neither
+        nursery.heard(Brood(pid=process.pid, workers={1: 12345}), cast("asyncio.StreamWriter", second))
+        assert [[order.worker for order in ear.heard] for ear in (first, second)] == [[1, 2], [2]]
+        nursery.heard(Brood(pid=process.pid, workers={1: 12345}), cast("asyncio.StreamWriter", second))
+        assert len(second.heard) == 1
+        await asyncio.gather(nursery.close(), asyncio.to_thread(process.wait))
+
+    asyncio.run(main())
+
+
 def test_a_nursery_for_which_there_is_no_room_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         config = msgspec.structs.replace(make_config(tmp_path), zygote="any")
@@ -294,8 +315,12 @@ def test_a_worker_that_is_seen_to_end_before_its_word_is_read_still_has_its_sent
 class Ear:
     """The nursery's end of a connection."""
 
+    def __init__(self) -> None:
+        self.heard: list[Start] = []
+
     def write(self, data: bytes) -> None:
         """Orders for it."""
+        self.heard += wire.Frames(Start).feed(data)
 
 
 @pytest.mark.parametrize("speaks", [True, False])
