@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # What needs asyncio is imported on use: this module is read by every `melodeon --help`.
 
+STORE_S = 10.0
+"""How long a call waits for the store that the launcher hosts."""
 GRACE_S = 30.0
 """From the first SIGINT or SIGTERM to the end of everything."""
 
@@ -65,6 +67,8 @@ class Elastic:
     ttl_s: float = 3.0
     silence_s: float = 5.0
     resend_s: float = 0.5
+    etcd_s: float = 60.0
+    """How long agents wait for an etcd that does not answer; then they end, and their workers with them."""
     stuck_s: float = 15.0
     """An agent that runs and has been missing from the store for so long is killed, and started again."""
 
@@ -208,6 +212,7 @@ class _Job:
             job_config=elastic.job,
             preload=elastic.preload,
             zygote=elastic.zygote,
+            store_s=STORE_S if elastic.store is None else elastic.etcd_s,
             ttl_s=elastic.ttl_s,
             silence_s=elastic.silence_s,
             resend_s=elastic.resend_s,

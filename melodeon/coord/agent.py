@@ -94,7 +94,7 @@ class Agent:
             self._events.close()
 
     async def _work(self) -> int:
-        parts = [self._keep_lease(), self._uplink.run(), self._campaign(), self._resend(), self._farewell()]
+        parts = [self._keep_lease(), self._follow_master(), self._campaign(), self._resend(), self._farewell()]
         if self._config.guest:
             parts.append(self._depart())
         tasks = [asyncio.create_task(part) for part in parts]
@@ -168,6 +168,19 @@ class Agent:
             await self._store.revoke(self._lease)
 
     # -- the master ----------------------------------------------------------------------------------------------------
+
+    async def _follow_master(self) -> None:
+        """Be connected with the master, for as long as there is a store that tells who that is.
+
+        Elsewhere another master may have taken over, and nobody else would end what runs here; but while the launcher
+        hosts the store and stands still (Ctrl-Z, a debugger), there is no other master and the workers train on.
+        """
+        while True:
+            try:
+                return await self._uplink.run()
+            except StoreUnreachable:
+                if not self._config.is_hosted:
+                    raise
 
     async def _campaign(self) -> None:
         config = self._config

@@ -51,7 +51,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     guest: bool = False
     """It takes part from another machine: SIGTERM gives its workers back, and without the store it is not kept."""
     store_s: float = 10.0
-    """How long it waits for a store that does not answer; then it ends, and its workers with it."""
+    """How long it waits for a store that does not answer; then it ends, and its workers with it, unless the launcher
+    that the lifeline leads to hosts the store."""
     lifeline_fd: int | None = None
     """A pipe from the launcher: when it closes everything ends. None: the job outlives its launcher."""
     ttl_s: float = 3.0
@@ -65,6 +66,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def node_dir(self) -> Path:
         """Where this agent keeps its things."""
         return Path(self.run_dir) / "agents" / self.agent
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether its launcher hosts the store: one that is silent is a launcher that stands still, and may go on."""
+        return self.lifeline_fd is not None and not self.guest and self.store.startswith(("unix:", "tcp:"))
 
     @property
     def prefix(self) -> str:

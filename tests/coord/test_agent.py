@@ -10,6 +10,7 @@ import pytest
 
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.local import Event
+from melodeon.coord.agent_config import read_config
 from melodeon.coord.marks import read_marks
 from melodeon.coord.master_state import JobConfig
 from melodeon.coord.store import Listing, open_store
@@ -143,6 +144,19 @@ def test_a_job_whose_store_is_etcd_loses_its_master_too(tmp_path: Path, etcd_mem
         assert job.handle.scale_in(workers=[0]).ok
         job.wait_for_view(1, 2, 3)
         assert job.workers() == {w: pid for w, pid in workers.items() if w != 0}
+
+
+def test_agents_wait_longer_for_an_etcd_than_one_call_for_the_launchers_store(
+    tmp_path: Path, etcd_member: EtcdMember
+) -> None:
+    for name, store in (("own", None), ("etcd", etcd_member.url)):
+        (tmp_path / name).mkdir()
+        run_elastic(
+            [SCRIPT, "3"], Launch(), tmp_path / name, Elastic(job=JobConfig(job=name), store=store, preload=PRELOAD)
+        )
+    own, etcd = (read_config(tmp_path / name / "agents/node0/agent.json") for name in ("own", "etcd"))
+    assert (own.is_hosted, etcd.is_hosted) == (True, False)
+    assert (own.store_s, etcd.store_s) == (10.0, 60.0)
 
 
 def test_a_job_finds_nothing_of_one_that_had_its_name_and_leaves_nothing(

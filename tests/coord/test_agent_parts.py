@@ -17,6 +17,7 @@ from melodeon.coord import agent_nursery, agent_workers, wire
 from melodeon.coord.agent import Agent
 from melodeon.coord.agent_config import AgentConfig
 from melodeon.coord.agent_events import Events
+from melodeon.coord.agent_links import Uplink, Whereabouts
 from melodeon.coord.agent_master import MasterRunner
 from melodeon.coord.agent_nursery import Nursery
 from melodeon.coord.agent_state import AgentState
@@ -41,9 +42,14 @@ class Troubled(EmbeddedStore):
     """This lease ends right after the next listing."""
     lost_puts = 0
     """So many writes are not answered."""
+    lost_listings = 0
+    """So many listings are not answered."""
     refuses_watches = False
 
     async def list(self, prefix: str) -> Listing:
+        if self.lost_listings:
+            self.lost_listings -= 1
+            raise StoreUnreachable("nobody has answered")
         listing = await super().list(prefix)
         lease, self.ending = self.ending, 0
         if lease:
@@ -177,6 +183,50 @@ def test_an_agent_whose_lease_ended_registers_again_though_the_first_try_is_lost
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await agent._downlinks.close()
+            agent._events.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({"store": "unix:s", "lifeline_fd": 0}, True),
+        ({"store": "tcp:h:1", "lifeline_fd": 0}, True),
+        ({"store": "unix:s"}, False),
+        ({"store": "tcp:h:1", "lifeline_fd": 0, "guest": True}, False),
+        ({"store": "etcd://h:1", "lifeline_fd": 0}, False),
+    ],
+)
+def test_an_agent_waits_for_a_store_whose_host_lives_and_for_no_other(
+    changes: dict[str, object], waits: bool, tmp_path: Path
+) -> None:
+    called = asyncio.Event()
+
+    async def be_called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await wire.read_payload(reader)
+        called.set()
+        writer.close()
+
+    async def main() -> None:
+        config = msgspec.structs.replace(make_config(tmp_path), **changes)
+        async with a_store(tmp_path) as store, await asyncio.start_server(be_called, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            await store.put(config.prefix + "master", msgspec.json.encode(Whereabouts(agent="b", address=address)))
+            agent, report = Agent(config, store), Report(agent="a", incarnation="1", number=1, host="h", slots=1)
+            agent._uplink = Uplink(
+                store, config.prefix + "master", agent="a", token="", report=lambda: report, on_orders=lambda _: None
+            )
+            store.lost_listings = 3
+            following = asyncio.create_task(agent._follow_master())
+            calling = asyncio.create_task(called.wait())
+            await asyncio.wait([following, calling], return_when=asyncio.FIRST_COMPLETED)
+            assert (called.is_set(), following.done()) == (waits, not waits)
+            if not waits:
+                assert isinstance(following.exception(), StoreUnreachable)
+            for task in (following, calling):
+                task.cancel()
+            await asyncio.gather(following, calling, return_exceptions=True)
             agent._events.close()
 
     asyncio.run(main())
