@@ -120,6 +120,8 @@ class JobHandle:
             raise UsageError(
                 f"{what} with {ask.values} holds a number that nobody can read: give numbers below 2**63"
             ) from None
+        except UnicodeEncodeError:
+            raise UsageError(f"{what} with {ask.values} holds a name that nobody can read: give it in UTF-8") from None
         begun = seen = time.monotonic()
         with _Calls(self._entry.agents, self._first) as calls:
             while True:

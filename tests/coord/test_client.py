@@ -203,6 +203,14 @@ def test_a_number_that_no_message_can_hold_is_refused_before_it_is_sent() -> Non
             wish()
 
 
+def test_a_name_that_no_message_can_hold_is_refused_before_it_is_sent() -> None:
+    handle = client.JobHandle(entry("any"))
+    typed = os.fsdecode(b"n\xff")  # as a command line gives what is not UTF-8
+    for wish in (lambda: handle.scale_out(1, on=typed), lambda: handle.migrate(to=typed)):
+        with pytest.raises(UsageError, match=r"'n\\udcff'.* holds a name that nobody can read: give it in UTF-8"):
+            wish()
+
+
 def test_a_number_that_was_given_again_is_nobody() -> None:
     registry.write(entry("again", started=1))
     assert registry.entries() == []
