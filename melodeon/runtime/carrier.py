@@ -128,3 +128,15 @@ class Carrier:
             del pending, call, args, item
         for call in self._last:
             call()
+        _forget_frames(self._broken)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of what the frames that an error came through, and those of its causes, have in hand.
+
+    Among it are the calls that it has failed, which hold the error: a circle, and in it the memory of a whole exchange,
+    until the collector of circles comes, which it does seldom where steps leave nothing behind.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

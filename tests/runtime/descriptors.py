@@ -1,4 +1,4 @@
-"""What a process has open, for tests that nothing is left open."""
+"""What a process has open or mapped, for tests that nothing is left behind."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,3 +11,9 @@ def open_memory(pid: int | str = "self") -> list[str]:
         with suppress(FileNotFoundError):  # closed meanwhile
             found.append(path.readlink().name)
     return [name for name in found if name.startswith("memfd:melodeon")]
+
+
+def mapped_memory(pid: int | str = "self") -> list[str]:
+    """The pieces of shared memory that are part of a process's own."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in lines if "/memfd:melodeon" in line]

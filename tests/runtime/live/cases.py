@@ -1,5 +1,6 @@
 """Scripts for live elasticity: with everything in them that could betray a resize, and a step that can be slowed."""
 
+import gc
 from pathlib import Path
 
 import torch
@@ -46,3 +47,9 @@ def broken_off(epochs: int = 5, pace_s: float = 0.02) -> None:
     for epoch in job.epochs(epochs):
         optimizer.param_groups[0]["lr"] = 0.1 / (epoch + 1)
         parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s, leave_every=2)
+
+
+def uncollected(epochs: int = 12) -> None:
+    """`everything`, without the collector of cycles, which runs when it likes: seldom, where steps leave nothing."""
+    gc.disable()
+    everything(epochs=epochs)

@@ -9,7 +9,7 @@ import pytest
 
 from melodeon.coord.messages import Phase
 from melodeon.core.launch import Launch
-from tests.runtime.descriptors import open_memory
+from tests.runtime.descriptors import mapped_memory, open_memory
 from tests.runtime.live import cases
 from tests.runtime.live.conductor import Conductor
 from tests.runtime.loop import crew
@@ -68,8 +68,9 @@ def test_the_others_train_on_while_a_newcomer_connects_and_makes_room(
         assert conductor.states == undisturbed["tree"][:SHORT]
 
 
-def test_a_view_that_was_not_entered_leaves_nothing_open(tmp_path: Path) -> None:
-    with Conductor(tmp_path / "run", cases.everything, failpoints="view.gathered=kill@1/1") as conductor:
+@pytest.mark.parametrize("point", ["view.furnished", "view.gathered"])
+def test_a_view_that_was_not_entered_leaves_nothing_open_or_mapped(point: str, tmp_path: Path) -> None:
+    with Conductor(tmp_path / "run", cases.uncollected, failpoints=f"{point}=kill@1/1") as conductor:
         conductor.start(0)
         conductor.ready(0)
         conductor.entered(conductor.view([(0, 4)], planned=False))
@@ -78,8 +79,23 @@ def test_a_view_that_was_not_entered_leaves_nothing_open(tmp_path: Path) -> None
         conductor.view([(0, 2), (1, 2)], planned=True)
         assert conductor.exit_code(1) == -signal.SIGKILL
         conductor.entered(conductor.view([(0, 4)], planned=False, reason="worker 1 is gone"))
-        conductor.until(lambda: not open_memory(conductor.pid(0)))  # given back in the background
+        # Given back in the background.
+        conductor.until(lambda: not open_memory(conductor.pid(0)) and not mapped_memory(conductor.pid(0)))
         conductor.done(0)
+
+
+@pytest.mark.parametrize("point", ["step.exchange", "step.folded"])
+def test_the_memory_of_a_view_is_given_back_when_somebody_of_it_is_lost(point: str, tmp_path: Path) -> None:
+    """What the others were waiting for has failed with an error; nobody keeps it, and with it what it was about."""
+    with Conductor(tmp_path / "run", cases.uncollected, failpoints=f"{point}=kill@7/1", epochs=60) as conductor:
+        conductor.start(0, 1, 2)
+        conductor.ready(0, 1, 2)
+        conductor.entered(conductor.view([(0, 2), (1, 1), (2, 1)], planned=False))
+        assert conductor.exit_code(1) == -signal.SIGKILL, conductor.log()
+        conductor.entered(conductor.view([(0, 2), (2, 2)], planned=False, reason="worker 1 is gone"))
+        for worker in (0, 2):
+            conductor.until(lambda worker=worker: len(mapped_memory(conductor.pid(worker))) == 2)  # type: ignore[misc]
+        conductor.done(0, 2)
 
 
 @pytest.mark.parametrize(("kill", "left"), [("step.committed=kill@10/1", 0), ("boundary.metrics=kill@1/0", 1)])
