@@ -167,6 +167,9 @@ class Engine:
         """Go on as a worker of another view."""
         if hasattr(self, "reducer"):
             self.reducer.close()
+            for param in self.reducer.params:
+                if not param.requires_grad:  # frozen just now: the next reducer would leave its gradient to the updates
+                    param.grad = None
         self._group, self._assignment = group, assignment
         ranks = assignment.ranks_of(group.rank)
         self._first_rank = ranks[0]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 
 import melodeon
@@ -47,6 +48,22 @@ def broken_off(epochs: int = 5, pace_s: float = 0.02) -> None:
     for epoch in job.epochs(epochs):
         optimizer.param_groups[0]["lr"] = 0.1 / (epoch + 1)
         parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s, leave_every=2)
+
+
+def frozen_later(epochs: int = 2) -> None:
+    """Gradients are cleared before they are made, as many scripts do; a layer is frozen after step 6."""
+    torch.set_num_threads(1)
+    job = melodeon.join(virtual_workers=V, seed=5)
+    model = parts.mlp()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1))
+    loader = job.loader(parts.data(44), batch_size=3, shuffle=True)
+    for _ in job.epochs(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            job.backward(cross_entropy(model(x), y))
+            optimizer.step()
+            if job.committed and job.step == 6:
+                model[0].requires_grad_(False)
 
 
 def uncollected(epochs: int = 12) -> None:

@@ -165,6 +165,18 @@ def test_what_a_break_left_open_is_done_before_the_script_goes_on(point: str, wo
         assert conductor.statuses[0].step == 10
 
 
+def test_a_layer_that_is_frozen_where_the_view_changes_stays_as_it_is(tmp_path: Path) -> None:
+    expected = crew.run(cases.frozen_later, [4], tmp_path / "undisturbed").well()
+    with Conductor(tmp_path / "run", cases.frozen_later, failpoints="boundary.digest=lose@6/0") as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.until(lambda: conductor.statuses[0].broken == 1)
+        conductor.entered(conductor.view([(0, 4)], planned=False, reason="worker 0 has lost somebody"))
+        conductor.done(0)
+        assert conductor.states == list(expected.states.items())
+
+
 def test_the_worker_that_writes_is_killed(tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]) -> None:
     with Conductor(tmp_path / "run", cases.everything, failpoints="step.committed=kill@7/0") as conductor:
         conductor.start(0, 1)
