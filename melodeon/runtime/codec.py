@@ -72,6 +72,17 @@ def clone_state(tree: object) -> Any:
     return unflatten(*flatten(tree, copy=True))
 
 
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU. A large one is no part of the heap, which keeps what is freed: a worker that has stored a
+    checkpoint would be larger by the whole state for good.
+    """
+    size = tensor.numel() * tensor.element_size()
+    if size < HUGE_FROM or not tensor.is_contiguous():
+        return tensor.to("cpu", copy=True)
+    room = torch.frombuffer(own_pages(size), dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+    return room.copy_(tensor)
+
+
 def join_path(path: str, key: object) -> str:
     """The path of what `key` names inside the container at `path`."""
     return f"{path}.{key}" if path else str(key)
@@ -185,7 +196,7 @@ class _Encoder:
     def _tensor(self, value: torch.Tensor, path: str) -> JsonValue:
         check_tensor(value, path)
         plain = value.detach().resolve_conj().resolve_neg()
-        tensor = _snapshot(plain) if self._copy else plain.to("cpu")
+        tensor = snapshot(plain) if self._copy else plain.to("cpu")
         name = unique_path(path or "state", self.tensors)
         strides = list(tensor.stride())
         if tensor.numel() == 0 or strides == _default_strides(tensor.shape):
@@ -312,17 +323,6 @@ def _decode_key(node: JsonValue, depth: int) -> Any:
     if isinstance(node, list):
         raise ValueError("a list as a key")
     return node
-
-
-def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU. A large one is no part of the heap, which keeps what is freed: a worker that has stored a
-    checkpoint would be larger by the whole state for good.
-    """
-    size = tensor.numel() * tensor.element_size()
-    if size < HUGE_FROM or not tensor.is_contiguous():
-        return tensor.to("cpu", copy=True)
-    room = torch.frombuffer(own_pages(size), dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
-    return room.copy_(tensor)
 
 
 def _default_strides(shape: Sequence[int]) -> list[int]:

@@ -30,13 +30,14 @@ from melodeon.runtime.transfer_layout import (
     furnish,
     outline,
     parse_header,
+    remember,
     tensors_of,
 )
 from melodeon.runtime.transfer_link import POLL_MS, Check, Link, Reception, Want, call
 from melodeon.runtime.transfer_shared import Ring, read_ring, send_ring, write_ring
 from melodeon.runtime.transfer_socket import receive_stream, send_stream
 
-__all__ = ["Door", "Received", "describe", "furnish", "receive_state", "replicate", "send_state"]
+__all__ = ["Door", "Received", "describe", "furnish", "receive_state", "remember", "replicate", "send_state"]
 
 _PREAMBLE = struct.Struct("<QIIB")
 """Length of the header, chunk and number of slots of the ring (zeros: no ring), whether chunks are checked."""

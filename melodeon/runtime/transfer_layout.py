@@ -11,7 +11,7 @@ of device where it has one; the rest get memory on huge pages, since touching fr
 import ctypes
 import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +19,16 @@ import msgspec
 import torch
 
 from melodeon.core.errors import MelodeonError
-from melodeon.runtime.codec import DTYPES, JsonValue, _Encoder, check_tensor, dtype_name, unflatten, unique_path
+from melodeon.runtime.codec import (
+    DTYPES,
+    JsonValue,
+    _Encoder,
+    check_tensor,
+    dtype_name,
+    snapshot,
+    unflatten,
+    unique_path,
+)
 from melodeon.runtime.memory import HUGE_FROM, own_pages, populate, raw_view
 
 ALIGNMENT = 64
@@ -152,6 +161,23 @@ def furnish(description: bytes, into: object = None) -> Any:
     targets = Targets(parse_header(description), tensors_of(into))
     targets.touch()
     return targets.state()
+
+
+def remember(state: object) -> Callable[[], None]:
+    """Copy what a newcomer's own tensors hold; what is returned puts it back, where they were filled in part only."""
+    held: list[tuple[Memory, torch.Tensor]] = []
+    known: set[tuple[object, ...]] = set()
+    for tensor in tensors_of(state).values():
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and key not in known and _dense(tensor)[0] is tensor:  # nothing is received into others
+            known.add(key)
+            held.append((Memory(tensor), snapshot(tensor)))
+
+    def put_back() -> None:
+        for memory, copy in held:
+            memory.take(0, copy.numel() * copy.element_size(), copy.data_ptr())
+
+    return put_back
 
 
 def parse_header(data: bytes | bytearray | memoryview) -> Header:

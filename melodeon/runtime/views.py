@@ -27,7 +27,7 @@ from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.group import Group
 from melodeon.runtime.link import Link
 from melodeon.runtime.reduce import Signals
-from melodeon.runtime.transfer import Door, describe, furnish, replicate
+from melodeon.runtime.transfer import Door, describe, furnish, remember, replicate
 
 NOTHING = -1
 """Steps committed by a worker that has no state."""
@@ -98,6 +98,8 @@ class Connection:
     invitations: dict[int, bytes]
     room: Any = None
     """For a newcomer: a state like the job's, to receive into."""
+    put_back: Callable[[], None] | None = None
+    """For a newcomer: makes its own tensors in that room what they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,8 @@ class Views:
             described = max((offer.description for offer in offers), key=len)
             if described:
                 if self.generation == 0:
-                    connection.room = furnish(described, self._trainer.capture())
+                    own = self._trainer.capture()
+                    connection.room, connection.put_back = furnish(described, own), remember(own)
                     failpoint("view.furnished")
                 # Making room for a large state takes seconds where the others keep the processors busy; they train on
                 # until it is there.
@@ -294,7 +297,7 @@ class Views:
         failpoint("view.seat")
         trainer.reseat(group, view, exchange, _common(foremost))
         self.tidy()
-        self._spent.append(connection.door.close)
+        self._spent += [connection.door.close, [connection.put_back].clear]  # it takes time to give back, too
         if self._group is not None:
             # Not before: a slower worker may still have been receiving the last of the old view.
             self._spent.append(self._group.close)
@@ -329,10 +332,18 @@ class Views:
             return
         # A newcomer's memory is filled in place. Who has a state keeps it until the newer one is whole: if the holder
         # dies meanwhile, it is what the others go on from.
-        room = None
+        room, put_back = None, None
         if standings[group.rank].step == NOTHING:
             room = connection.room if connection.room is not None else self._trainer.capture()
-        received = replicate(group.rank, copies, connection.door, connection.invitations, into=room, check=alarm.check)
+            put_back = connection.put_back or remember(room)
+        try:
+            received = replicate(
+                group.rank, copies, connection.door, connection.invitations, into=room, check=alarm.check
+            )
+        except WorkerLost:
+            if put_back is not None:
+                put_back()  # if nobody else has the state, the job begins with the model as it was built
+            raise
         assert received is not None, "who is behind receives"
         failpoint("view.received")
         self._trainer.restore(received.state)

@@ -16,7 +16,7 @@ from melodeon.core.errors import UsageError, WorkerLost
 from melodeon.core.replication import Copy, Place, plan
 from melodeon.runtime import transfer, transfer_layout, transfer_link, transfer_shared, transfer_socket
 from melodeon.runtime.codec import DTYPES
-from melodeon.runtime.transfer import Door, Received, describe, furnish, replicate
+from melodeon.runtime.transfer import Door, Received, describe, furnish, remember, replicate
 from melodeon.runtime.transfer_layout import Memory, Targets, cut, outline, parse_header, tensors_of
 from tests.runtime.transfer_cases import alike, copy, rich_state, strangers_call
 
@@ -164,6 +164,18 @@ def test_a_furnished_state_is_received_into() -> None:
     received = got(run([copy(0, 1)], state, {1: ready}), 1)
     assert alike(received.state, state)
     assert received.in_place >= {"models.embed", "models.head", "large", "optimizers.0.exp_avg"}
+
+
+def test_what_was_filled_in_part_is_put_back() -> None:
+    mine, untouched = rich_state(1), rich_state(1)
+    put_back = remember(mine)
+    targets = Targets(outline(rich_state(2)).header, tensors_of(mine))
+    for size, memory in zip(targets.sizes, targets.memories, strict=True):
+        memory.view(0, size)[: size // 2] = b"\1" * (size // 2)
+    assert not alike(mine, untouched)
+    put_back()
+    assert alike(mine, untouched)
+    assert torch.is_conj(mine["odd"]["conj"])
 
 
 @BOTH

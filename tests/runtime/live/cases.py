@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel
 
 import melodeon
 from tests.runtime.loop import parts
@@ -64,6 +65,19 @@ def frozen_later(epochs: int = 2) -> None:
             optimizer.step()
             if job.committed and job.step == 6:
                 model[0].requires_grad_(False)
+
+
+def wide(epochs: int = 2, pace_s: float = 0.02) -> None:
+    """A state of several megabytes, which crosses in several pieces."""
+    torch.set_num_threads(1)
+    job = melodeon.join(virtual_workers=V, seed=5)
+    model = parts.mlp(64 << 10)
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.01))
+    average = job.register("average", AveragedModel(model))
+    loader = job.loader(parts.data(44), batch_size=3, shuffle=True)
+    for _ in job.epochs(epochs):
+        parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)
+        average.update_parameters(model)
 
 
 def uncollected(epochs: int = 12) -> None:

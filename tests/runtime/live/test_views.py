@@ -165,6 +165,28 @@ def test_what_a_break_left_open_is_done_before_the_script_goes_on(point: str, wo
         assert conductor.statuses[0].step == 10
 
 
+@pytest.mark.parametrize("newcomers", [(1,), (1, 2)])
+def test_newcomers_begin_anew_when_the_only_holder_is_killed_in_the_middle_of_the_copy(
+    newcomers: tuple[int, ...], tmp_path: Path
+) -> None:
+    """What has come by then lies where they built their own model."""
+    expected = crew.run(cases.wide, [4], tmp_path / "undisturbed", pace_s=0.0).well()
+    with Conductor(tmp_path / "run", cases.wide, failpoints="copy.given=kill@5/0") as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.step(0, 2)
+        conductor.start(*newcomers)
+        conductor.ready(*newcomers)
+        shares = {1: [(0, 2), (1, 2)], 2: [(0, 2), (1, 1), (2, 1)]}[len(newcomers)]
+        conductor.view(shares, planned=True)
+        assert conductor.exit_code(0) == -signal.SIGKILL, conductor.log()
+        left = [(worker, 4 // len(newcomers)) for worker in newcomers]
+        conductor.entered(conductor.view(left, planned=False, reason="worker 0 is gone"))
+        conductor.done(*newcomers)
+        assert conductor.states == list(expected.states.items())
+
+
 def test_a_layer_that_is_frozen_where_the_view_changes_stays_as_it_is(tmp_path: Path) -> None:
     expected = crew.run(cases.frozen_later, [4], tmp_path / "undisturbed").well()
     with Conductor(tmp_path / "run", cases.frozen_later, failpoints="boundary.digest=lose@6/0") as conductor:
