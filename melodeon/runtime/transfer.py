@@ -73,6 +73,7 @@ def replicate(
     *,
     state: object = None,
     into: object = None,
+    take: Callable[[Received], object] = lambda _: None,
     check: Check = lambda: None,
     checked: bool = False,
 ) -> Received | None:
@@ -82,13 +83,19 @@ def replicate(
     `into` where they agree in path, shape, type, layout and kind of device, else in new ones. `into` is lost if this
     fails, so a worker that still needs its older state receives without it. `check` is called at least each 20 ms and
     raises when the view is over. `checked` adds a checksum to every chunk.
+
+    `take` is given what has come whole, when it was passed on to those who get it from here, or could not be: whoever
+    gave it may be gone by then, and nobody else have it.
     """
-    received = None
     mine = next((copy for copy in copies if copy.target == me), None)
-    if mine is not None:
-        received = receive_state(mine, invitations, into=into, check=check)
-        state = received.state
-    send_state(me, copies, door, state, check=check, checked=checked)
+    if mine is None:
+        send_state(me, copies, door, state, check=check, checked=checked)
+        return None
+    received = receive_state(mine, invitations, into=into, check=check)
+    try:
+        send_state(me, copies, door, received.state, check=check, checked=checked)
+    finally:
+        take(received)
     return received
 
 

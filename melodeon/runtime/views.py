@@ -27,7 +27,7 @@ from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.group import Group
 from melodeon.runtime.link import Link
 from melodeon.runtime.reduce import Signals
-from melodeon.runtime.transfer import Door, describe, furnish, remember, replicate
+from melodeon.runtime.transfer import Door, Received, describe, furnish, remember, replicate
 
 NOTHING = -1
 """Steps committed by a worker that has no state."""
@@ -337,14 +337,21 @@ class Views:
             room = connection.room if connection.room is not None else self._trainer.capture()
             put_back = connection.put_back or remember(room)
         try:
-            received = replicate(
-                group.rank, copies, connection.door, connection.invitations, into=room, check=alarm.check
+            replicate(
+                group.rank,
+                copies,
+                connection.door,
+                connection.invitations,
+                into=room,
+                take=self._take,
+                check=alarm.check,
             )
         except WorkerLost:
-            if put_back is not None:
+            if put_back is not None and self._trainer.standing().step == NOTHING:
                 put_back()  # if nobody else has the state, the job begins with the model as it was built
             raise
-        assert received is not None, "who is behind receives"
+
+    def _take(self, received: Received) -> None:
         failpoint("view.received")
         self._trainer.restore(received.state)
 

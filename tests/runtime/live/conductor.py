@@ -84,6 +84,11 @@ class Conductor:
     def kill(self, worker: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid(worker), number)
 
+    def stopped(self, worker: int) -> None:
+        """Wait until a failpoint has stopped it; looked at whenever another one says something."""
+        stat = Path(f"/proc/{self.pid(worker)}/stat")
+        self.until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"))
+
     def exit_code(self, worker: int) -> int | None:
         self._processes[worker].join(LIMIT_S)
         return self._processes[worker].exitcode
@@ -91,13 +96,24 @@ class Conductor:
     # -- views ---------------------------------------------------------------------------------------------------------
 
     def view(
-        self, seats: Sequence[tuple[int, int]], *, planned: bool, leaving: Iterable[int] = (), reason: str = "a test"
+        self,
+        seats: Sequence[tuple[int, int]],
+        *,
+        planned: bool,
+        leaving: Iterable[int] = (),
+        reason: str = "a test",
+        apart: bool = False,
     ) -> View:
-        """Name a view of (worker, virtual workers) and tell everyone concerned."""
+        """Name a view of (worker, virtual workers) and tell everyone concerned; `apart`: each is on a host of its
+        own, as it is told.
+        """
         self.generation += 1
         view = View(
             generation=self.generation,
-            seats=tuple(Seat(worker=worker, agent="a0", host="here", count=count) for worker, count in seats),
+            seats=tuple(
+                Seat(worker=worker, agent="a0", host=f"host{worker}" if apart else "here", count=count)
+                for worker, count in seats
+            ),
             planned=planned,
             meeting="file",
             reason=reason,

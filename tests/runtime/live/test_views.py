@@ -187,6 +187,29 @@ def test_newcomers_begin_anew_when_the_only_holder_is_killed_in_the_middle_of_th
         assert conductor.states == list(expected.states.items())
 
 
+def test_a_newcomer_that_is_to_pass_the_state_on_keeps_it_when_all_the_others_are_lost(
+    tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]
+) -> None:
+    """Nobody begins anew as long as one has the whole state."""
+    failpoints = "copy.admitted=stop@1/1,view.begin=kill@1/1"
+    with Conductor(tmp_path / "run", cases.everything, failpoints=failpoints) as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.start(1, 2, 3)
+        conductor.ready(1, 2, 3)
+        conductor.view([(0, 1), (1, 1), (2, 1), (3, 1)], planned=True, apart=True)
+        conductor.stopped(1)  # it has the state, and the third waits for it
+        for worker in (0, 2, 3):
+            conductor.kill(worker)
+            assert conductor.exit_code(worker) == -signal.SIGKILL
+        view = conductor.view([(1, 4)], planned=False, reason="the others are gone")
+        conductor.kill(1, signal.SIGCONT)
+        conductor.entered(view)
+        conductor.done(1)
+        assert conductor.states == undisturbed["tree"][:SHORT]
+
+
 def test_a_layer_that_is_frozen_where_the_view_changes_stays_as_it_is(tmp_path: Path) -> None:
     expected = crew.run(cases.frozen_later, [4], tmp_path / "undisturbed").well()
     with Conductor(tmp_path / "run", cases.frozen_later, failpoints="boundary.digest=lose@6/0") as conductor:
