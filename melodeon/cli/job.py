@@ -119,6 +119,12 @@ def is_lost(record: Mapping[str, object]) -> bool:
     return now is None or record.get("pid_started") not in (None, now)  # another may have been given its number
 
 
+def goes_on(run: Path) -> bool:
+    """Whether a run's record says that it runs, and its launcher is there to end it."""
+    record = read_json(run / "run.json")
+    return record.get("status") == "running" and not is_lost(record)
+
+
 def find_entry(name: str | None) -> "Entry":
     """A running job by its id, the beginning of it, or the id of the cluster's job that it is a start of."""
     from melodeon.coord import registry

@@ -14,6 +14,7 @@ from melodeon.cli.job import (
     RunName,
     RunsRoot,
     find_folder,
+    goes_on,
     has_own,
     on_cluster,
     read_json,
@@ -95,15 +96,15 @@ def _show(folder: Path, worker: int | None, tail: int | None, shower: "_Shower",
     pid = record.get("pid")
 
     def is_over() -> bool:
-        return not follow or read_json(folder / "run.json").get("status") != "running"
+        return not follow or not goes_on(folder)
 
     first = True
-    for goes_on in ticks(is_over, pid if isinstance(pid, int) else None):
+    for more in ticks(is_over, pid if isinstance(pid, int) else None):
         for number, files in log_files(folder, worker).items():
             for stream, path in files.items():
                 # Of a worker that comes later, everything is news.
                 reader = tails.setdefault(path, Tail(path, keep=tail if first else None))
-                for line in reader.read(last=not goes_on):
+                for line in reader.read(last=not more):
                     shower.show(number, stream, line)
         first = False
         shower.flush()

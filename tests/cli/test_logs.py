@@ -104,6 +104,16 @@ def test_follow_ends_with_the_launcher_however_that_went(place: Path) -> None:
             assert process.wait(10) == 0
 
 
+def test_follow_ends_at_once_where_the_launcher_was_killed_before(place: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    run = ended(place, "lost", w0="line\n")
+    for record in ({"pid": gone.pid}, {"pid": os.getpid(), "pid_started": 1}):  # now it is another process
+        (run / "run.json").write_text(json.dumps({"status": "running", **record}))
+        done = subprocess.run([*COMMAND, "-f", "lost"], capture_output=True, text=True, timeout=30, check=False)
+        assert (done.returncode, done.stdout) == (0, "[worker 0] line\n")
+
+
 def test_a_reader_that_leaves_ends_it_quietly(place: Path) -> None:
     ended(place, "a", w0="line after line\n" * 50_000)
     with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
