@@ -29,14 +29,27 @@ def require_format(output: str, formats: Sequence[str] = FORMATS) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file that a person named by `-o`; it is there whole or not at all."""
+    """Write a file that a person named by `-o`; it is there whole or not at all.
+
+    A pipe or a device, such as /dev/null, is written to instead: in its place a file would be in everybody's way.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+        else:
+            _replace(path.resolve(), content)
+    except OSError as error:
+        raise MelodeonError(f"{path} cannot be written ({error.strerror}): choose another file by -o FILE") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
-    except OSError as error:
+    except OSError:
         temporary.unlink(missing_ok=True)
-        raise MelodeonError(f"{path} cannot be written ({error.strerror}): choose another file by -o FILE") from error
+        raise
 
 
 def mute(stream: TextIO) -> None:

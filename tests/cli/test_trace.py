@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.cli.conftest import Melodeon
@@ -33,6 +36,23 @@ def test_a_trace_is_written_into_the_run_or_where_one_says(place: Path, melodeon
     assert melodeon("trace", "a", "-o", "here.json")[0] == 0
     assert json.loads(Path("here.json").read_text()) == written
     assert json.loads(melodeon("trace", "a", "-o", "-")[1]) == written
+
+
+def test_what_is_no_plain_file_is_written_to_and_stays_what_it_is(place: Path) -> None:
+    run = a_run(place)
+    (run / "events.jsonl").write_text("\n".join(map(json.dumps, EVENTS)))
+    os.mkfifo("pipe")
+    Path("kept.json").write_text("{}")
+    Path("link.json").symlink_to("kept.json")
+    command = [sys.executable, "-m", "melodeon", "trace", "a", "-o"]
+    reader = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # what is written stays in it
+    subprocess.run([*command, "pipe"], check=True, capture_output=True, timeout=60)
+    assert Path("pipe").is_fifo()
+    assert json.loads(os.read(reader, 1 << 16))["otherData"] == {"run": "a"}
+    os.close(reader)
+    subprocess.run([*command, "link.json"], check=True, capture_output=True, timeout=60)
+    assert Path("link.json").is_symlink()
+    assert json.loads(Path("kept.json").read_text())["otherData"] == {"run": "a"}
 
 
 def test_mistakes(place: Path, melodeon: Melodeon) -> None:
