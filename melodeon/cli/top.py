@@ -11,15 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from melodeon.cli.follow import Tail
-from melodeon.cli.job import JobName, Output, attach, parse_line, read_json, wants_json
+from melodeon.cli.follow import Tail, ticks
+from melodeon.cli.job import JobName, Output, attach, goes_on, is_lost, parse_line, read_json, wants_json
 from melodeon.cli.output import WIDTH, print_json
 from melodeon.core.errors import MelodeonError
 from melodeon.viz.timeline import seconds_of, whole
+from melodeon.viz.words import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,6 +32,8 @@ DRAW_EVERY_S = 0.25
 """Not more often than a person can read."""
 NUM_SAMPLES = 600
 NUM_EVENTS = 50
+WRITTEN_S = 10.0
+"""How long a launcher may take to write down how its job ended."""
 LEAVE = (b"q", b"Q", b"\x1b", b"\x04")
 
 
@@ -158,8 +162,16 @@ def _farewell(handle: "JobHandle", picture: Picture, follower: _Follower, width:
     Console().print(picture.draw(min(width, WIDTH), 1000))
     if follower.error is not None:
         raise follower.error
-    status = read_json(handle.run_dir / "run.json").get("status", "over")
-    print(f"\njob {handle.id} has ended: {status} (run: {handle.run_dir})")
+    print(f"\njob {handle.id} has ended: {_status(handle.run_dir)} (run: {handle.run_dir})")
+
+
+def _status(run: Path) -> str:
+    """How a run ended. Its launcher takes a job off the list first, and then writes that down."""
+    until = time.monotonic() + WRITTEN_S
+    for _ in ticks(lambda: not goes_on(run) or time.monotonic() > until, None, interval_s=0.05):
+        pass
+    record = read_json(run / "run.json")
+    return "lost" if is_lost(record) else plain(record.get("status") or "over")
 
 
 @contextlib.contextmanager

@@ -6,8 +6,12 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from melodeon.backends.runs import write_record
+from melodeon.coord import registry
 from tests.cli.conftest import Melodeon
 from tests.cli.fake_agent import job
 
@@ -35,8 +39,8 @@ def test_no_job(place: Path, melodeon: Melodeon) -> None:
     assert (code, err.count("\n")) == (4, 1)
 
 
-def in_terminal(keys: bytes, until: bytes) -> tuple[int, bytes]:
-    """`melodeon top` in a terminal of 80 by 30: type `keys` once `until` is on the screen."""
+def in_terminal(until: bytes, keys: bytes = b"", then: Callable[[], object] = lambda: None) -> tuple[int, bytes]:
+    """`melodeon top` in a terminal of 80 by 30: once `until` is on the screen, type `keys` and do what is to come."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 80, 0, 0))
     env = {**os.environ, "TERM": "xterm"}
@@ -50,6 +54,7 @@ def in_terminal(keys: bytes, until: bytes) -> tuple[int, bytes]:
         while until not in seen:
             seen += os.read(ours, 1 << 16)
         os.write(ours, keys)
+        then()
         code = process.wait(20)
     assert termios.tcgetattr(theirs) == before, "the terminal is left as it was"
     os.set_blocking(ours, False)
@@ -65,6 +70,28 @@ def in_terminal(keys: bytes, until: bytes) -> tuple[int, bytes]:
 
 def test_q_leaves_the_live_screen(place: Path) -> None:
     with job(place, "live"):
-        code, seen = in_terminal(b"q", b"1,234")
+        code, seen = in_terminal(b"1,234", keys=b"q")
     assert code == 0
     assert b"\x1b[?1049l" in seen, "back on the terminal's own page"
+
+
+def test_a_job_whose_launcher_was_killed_has_ended_lost(place: Path) -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as launcher,
+        job(place, "live", pid=launcher.pid),
+    ):
+        code, seen = in_terminal(b"1,234", then=launcher.kill)
+    assert (code, b"job live has ended: lost (run: " in seen) == (0, True), seen
+
+
+def test_how_a_job_ended_is_told_also_where_its_launcher_takes_it_off_the_list_before(place: Path) -> None:
+    with job(place, "live") as agent:
+
+        def end() -> None:
+            registry.remove("live")
+            agent.close()
+            record = {"status": "done", "pid": os.getpid()}
+            threading.Timer(1.0, write_record, [agent.run_dir, record]).start()
+
+        code, seen = in_terminal(b"1,234", then=end)
+    assert (code, b"job live has ended: done (run: " in seen) == (0, True), seen
