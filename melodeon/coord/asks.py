@@ -65,9 +65,19 @@ def _number(values: dict[str, Any], name: str, default: int) -> int:
     return value
 
 
+def _agent(values: dict[str, Any], name: str) -> str:
+    """Where the wish says; empty only where it says nothing: a script's empty variable is no wish for anywhere."""
+    value = values.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name}={value!r} must be an agent's name, such as node0")
+    return value
+
+
 def _out(turn: Turn, ask: Ask) -> None:
     count = _number(ask.values, "n", 1)
-    on = str(ask.values.get("on") or "")
+    on = _agent(ask.values, "on")
     turn.state.queue.append(
         Change(what="scale_out", reason=f"scale out by {count} was asked for", ask=ask.id, count=count, on=on)
     )
@@ -101,7 +111,7 @@ def _scale(turn: Turn, ask: Ask) -> None:
 def _migrate(turn: Turn, ask: Ask) -> None:
     now = seated(turn.state)
     worker = _number(ask.values, "worker", now[0] if now else 0)
-    to = str(ask.values.get("to") or "")
+    to = _agent(ask.values, "to")
     reason = f"worker {worker} was asked to move" + (f" to {to}" if to else "")
     turn.state.queue.append(Change(what="migrate", reason=reason, ask=ask.id, workers=[worker], on=to))
 
