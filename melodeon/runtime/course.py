@@ -378,7 +378,8 @@ class Course:
     def _before_commit(self) -> Callable[[], None] | None:
         """What the workers must learn from each other before a step's update."""
         used = None if self._pass is None else self._pass.gather_used(self.group)
-        return self.limits.gather(self.group, self.beat.step, also=used)
+        width = self.engine.assignment.virtual_workers  # with another batch factor not V, nor in the history yet
+        return self.limits.gather(self.group, self.beat.step, width, also=used)
 
     def _prepare_batches(self) -> None:
         batches = self.batches

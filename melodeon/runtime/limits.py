@@ -63,15 +63,19 @@ class Limits:
                 "it: call it before optimizer.step()"
             )
 
-    def gather(self, group: Group, step: int, also: Callable[[], None] | None = None) -> Callable[[], None] | None:
-        """Before a commit, learn the step's mean; what is returned is called at the commit, and does `also`."""
+    def gather(
+        self, group: Group, step: int, width: int, also: Callable[[], None] | None = None
+    ) -> Callable[[], None] | None:
+        """Before a commit, learn the mean of the step, which runs `width` virtual workers; what is returned is called
+        at the commit, and does `also`.
+        """
         if self._until is None:
             return also
         mine = json.dumps(self._metrics.values(step, self._until.metric)).encode()
         cell: dict[int, tuple[float, float]] = {}
         for body in group.gather_in_turn(mine):
             cell.update({int(rank): (weight, value) for rank, (weight, value) in json.loads(body).items()})
-        holds = self._until.holds(mean(cell, self._metrics.width(step)))
+        holds = self._until.holds(mean(cell, width))
 
         def commit() -> None:
             if also is not None:

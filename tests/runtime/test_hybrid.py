@@ -109,6 +109,16 @@ def test_a_live_run_that_grew_is_run_again_on_other_workers(tmp_path: Path) -> N
     assert run(batches.job, [1, 3], tmp_path / "again", launch=again, epochs=14).well().states == live.states
 
 
+@pytest.mark.parametrize("counts", [[4], [1, 3]])
+def test_a_run_ends_after_the_first_step_of_a_new_factor_if_the_mean_of_all_its_virtual_workers_is_good_enough(
+    counts: list[int], tmp_path: Path
+) -> None:
+    """Of 4 the mean rank is 1.5, of 8 it is 3.5."""
+    ended = run(batches.numbered, counts, tmp_path / "run", launch=replace(RECORD, until="rank > 3")).well()
+    assert [row["rank"] for row in ended.lines("metrics.jsonl")] == [1.5, 1.5, 1.5, 3.5]
+    assert max(ended.states) == 4
+
+
 @pytest.mark.parametrize(
     ("options", "launch", "sentence"),
     [

@@ -47,3 +47,20 @@ def job(
             for _ in loader:
                 run.batch_factor = 2
         parts.run_epoch(run, loader, model, optimizer, by_step, pace_s=pace_s)
+
+
+def numbered(epochs: int = 2, doubled_at: int = 1) -> None:
+    """Logs the virtual ranks: a mean of them tells of how many it is. 3 steps an epoch, and then 2."""
+    torch.set_num_threads(1)
+    run = melodeon.join(virtual_workers=V, seed=5, log_every=1)
+    run.hybrid(ramp_steps=0)
+    model = parts.mlp()
+    model, optimizer = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    loader = run.loader(parts.data(24), batch_size=2)
+    for epoch in run.epochs(epochs):
+        run.batch_factor = 2 if epoch >= doubled_at else 1
+        for x, y in loader:
+            run.backward(nn.functional.cross_entropy(model(x), y))
+            run.log(rank=float(run.virtual_rank or 0))
+            optimizer.step()
+            optimizer.zero_grad()
