@@ -6,6 +6,7 @@ message.
 
 import json
 from collections.abc import Callable, Mapping
+from weakref import ref
 
 import torch
 
@@ -15,6 +16,8 @@ from melodeon.core.errors import UsageError
 from melodeon.runtime.group import Group
 
 Row = dict[str, float | int]
+Cells = dict[int, dict[str, dict[int, tuple[float, float]]]]
+"""Step -> name -> virtual rank -> (weight, value)."""
 
 
 class Metrics:
@@ -28,6 +31,8 @@ class Metrics:
         self._emit = emit
         self._values: dict[int, dict[str, dict[int, tuple[float, torch.Tensor | float]]]] = {}
         self._epochs: dict[int, int] = {}
+        self._told: tuple[ref[Group], int, Cells] = (ref(group), 0, {})
+        """The last exchange: in which view, after how many steps, and all that was said in it."""
         self.latest: Mapping[str, float | int] = {}
         self._passed = self._used = False
         """Whether a step has passed here, and whether anything was ever said."""
@@ -69,22 +74,16 @@ class Metrics:
         What was said in a step that is not done stays here: it may have been given up, and is said again if so. It was
         not if others turn out to have finished it.
         """
-        mine = {
-            str(step): {
-                name: {str(rank): [weight, float(value)] for rank, (weight, value) in by_rank.items()}
-                for name, by_rank in names.items()
-            }
-            for step, names in self._values.items()
-            if step < steps_done
-        }
+        mine = {**self._told_before(steps_done), **self._said(steps_done)}
         payloads = self.group.gather_bytes(json.dumps(mine).encode())  # if it fails, all is told with the next
         self._values = {step: names for step, names in self._values.items() if step >= steps_done}
-        merged: dict[int, dict[str, dict[int, tuple[float, float]]]] = {}
+        merged: Cells = {}
         for payload in payloads:
             for step, names in json.loads(payload).items():
                 for name, by_rank in names.items():
                     cell = merged.setdefault(int(step), {}).setdefault(name, {})
                     cell.update({int(rank): (weight, value) for rank, (weight, value) in by_rank.items()})
+        self._told = ref(self.group), steps_done, merged
         failpoint("boundary.metrics")
         for step in sorted(merged):
             row: Row = {"step": step + 1, "epoch": self._epochs.get(step, 0)}
@@ -93,7 +92,25 @@ class Metrics:
             row |= {name: mean(cell, self.width(step)) for name, cell in told.items()}
             self.latest = row
             self._emit(row)
-        self._epochs = {step: epoch for step, epoch in self._epochs.items() if step >= steps_done}
+        self._epochs = {step: epoch for step, epoch in self._epochs.items() if step >= steps_done or step in merged}
+
+    def _said(self, steps_done: int) -> Cells:
+        """What was said here in steps that are done."""
+        return {
+            step: {
+                name: {rank: (weight, float(value)) for rank, (weight, value) in by_rank.items()}
+                for name, by_rank in names.items()
+            }
+            for step, names in self._values.items()
+            if step < steps_done
+        }
+
+    def _told_before(self, steps_done: int) -> Cells:
+        """What everybody said in this exchange in an earlier view: somebody was lost meanwhile, and some may not have
+        heard it.
+        """
+        group, told_at, merged = self._told
+        return merged if group() is not self.group and told_at == steps_done else {}
 
 
 def _number(name: str, value: object) -> torch.Tensor | float:

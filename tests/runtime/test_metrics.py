@@ -2,6 +2,7 @@
 
 import math
 import struct
+from contextlib import suppress
 
 import pytest
 import torch
@@ -124,6 +125,44 @@ def test_what_could_not_be_exchanged_is_told_with_the_next() -> None:
     metrics.add(1, 0, 0, 1.0, {"value": 2.0})
     metrics.boundary(2)
     assert rows == [{"step": 1, "epoch": 0, "value": 1.0}, {"step": 2, "epoch": 0, "value": 2.0}]
+
+
+class Deaf(Group):
+    """One that hears of a lost peer before the answer to its first exchange, which the others have had."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group.rank, group.size)
+        self._group: Group | None = group
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        assert self._group is not None
+        answer = self._group.gather_bytes(payload)
+        if self.rank > 0:
+            return answer
+        raise WorkerLost("a peer is gone")
+
+
+def test_an_exchange_that_only_some_have_finished_gives_the_others_the_same_row_in_the_next_view() -> None:
+    """Of three workers the last is lost; the first, who writes, has not had the answer, and the second has."""
+
+    def work(group: Group) -> list[Row]:
+        rows: list[Row] = []
+        metrics = Metrics(Deaf(group), 3, 1, rows.append)
+        metrics.add(0, 2, group.rank, 1.0, {"value": 10.0**group.rank})
+        with suppress(WorkerLost):
+            metrics.boundary(1)
+        if group.rank == 2:
+            metrics = Metrics(group, 3, 1, rows.append)  # another one in its place
+        metrics.group = group
+        metrics.boundary(1)  # the boundary is done again
+        metrics.add(1, 3, group.rank, 1.0, {"value": 1.0})
+        metrics.boundary(2)
+        return rows
+
+    first, second, _ = on_workers(3, work)
+    row = {"step": 1, "epoch": 2, "value": 37.0}
+    assert first == [row, {"step": 2, "epoch": 3, "value": 1.0}]
+    assert second[:2] == [row, row]  # of which the journal keeps one
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), "high", [1.0], object(), 10**400, torch.tensor(1j), 1j])
