@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import mmap
 import os
+from functools import cache
+from pathlib import Path
 from typing import cast
 
 _memory_view = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -14,6 +16,14 @@ _PYBUF_WRITE = 0x200
 _LIBC = ctypes.CDLL(None)
 _LIBC.malloc.restype = ctypes.c_void_p
 _LIBC.free.argtypes = (ctypes.c_void_p,)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+"""Of `mmap`; neither is named by the mmap module."""
+_NAME = "melodeon"
+_SHOWN_AS = f"/memfd:{_NAME} (deleted)"
+"""How the system shows our shared memory among the files that a process has open or mapped."""
 _POPULATE_WRITE = 23
 """Of `madvise`; Linux 5.14, and not yet named by the mmap module."""
 _PIECE = 32 << 20
@@ -32,7 +42,8 @@ def reserve(size: int) -> int | None:
     """A descriptor of new memory that processes can share; None where the system has none to give."""
     descriptor = -1
     try:
-        descriptor = os.memfd_create("melodeon", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        _forget_in_forks()
         # Reserve the pages now: writing to memory that is not there would be a bus error inside a step.
         os.posix_fallocate(descriptor, 0, max(size, 1))
     except (OSError, AttributeError):
@@ -40,6 +51,32 @@ def reserve(size: int) -> int | None:
             os.close(descriptor)
         return None
     return descriptor
+
+
+@cache
+def _forget_in_forks() -> None:
+    """Have a process that is forked from this one let go of shared memory: it is the workers' business alone.
+
+    Loader processes are such, and outlive the view they were forked in: they would hold all of its memory to the end.
+    """
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    """Give up what is open and mapped. Objects that still know the descriptors and addresses may close and unmap them:
+    each of them is taken by something harmless.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for link in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):  # the folder's own is closed by now
+            if str(link.readlink()) == _SHOWN_AS:
+                os.dup2(nothing, int(link.name), inheritable=False)
+    os.close(nothing)
+    how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(_SHOWN_AS):
+            start, end = (int(place, 16) for place in line.split(" ", 1)[0].split("-"))
+            _LIBC.mmap(start, end - start, mmap.PROT_READ | mmap.PROT_WRITE, how, -1, 0)
 
 
 def own_pages(size: int) -> mmap.mmap:

@@ -75,6 +75,36 @@ def test_what_was_stored_is_given_back_to_the_system() -> None:
     assert after < 16 << 20
 
 
+FORKED = """
+import mmap, os, sys
+import torch
+from pathlib import Path
+from melodeon.runtime.memory import reserve
+from tests.runtime.descriptors import mapped_memory, open_memory
+descriptor = reserve(1 << 20)
+segment = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=1 << 20, dtype=torch.uint8)
+ring = mmap.mmap(descriptor, 1 << 20)
+segment[0] = 7
+assert len(open_memory()) == 2  # the ring has a copy of the descriptor
+assert mapped_memory() == 2
+if not os.fork():
+    print(open_memory(), mapped_memory(), flush=True)
+    segment[0] = 9  # whatever still points there has memory of its own
+    del segment
+    ring.close()
+    os.close(descriptor)
+    os._exit(0)
+assert os.wait()[1] == 0
+print(ring[0], len(open_memory()), mapped_memory())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no such memory")
+def test_a_forked_process_holds_nothing_of_the_memory_that_workers_share() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["[] 0", "7 2 2"], done.stderr
+
+
 def test_a_kernel_without_huge_pages_gives_memory_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)  # an advice that every kernel refuses
     memory = own_pages(1 << 20)

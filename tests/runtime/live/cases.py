@@ -39,6 +39,17 @@ def everything(
                 file.write(b".")
 
 
+def forked(epochs: int = 20, pace_s: float = 0.01) -> None:
+    """Reads ahead with a loader process that is a fork of the worker, as they are where nobody says otherwise."""
+    torch.set_num_threads(1)
+    job = melodeon.join(virtual_workers=V, seed=5)
+    model = parts.mlp()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = job.loader(parts.data(44), batch_size=3, num_workers=1, multiprocessing_context="fork")
+    for _ in job.epochs(epochs):
+        parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)
+
+
 def broken_off(epochs: int = 5, pace_s: float = 0.02) -> None:
     """Each epoch is left by `break` after its second step; the next one begins with a rate that the script sets."""
     torch.set_num_threads(1)

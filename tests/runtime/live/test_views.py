@@ -98,6 +98,21 @@ def test_the_memory_of_a_view_is_given_back_when_somebody_of_it_is_lost(point: s
         conductor.done(0, 2)
 
 
+def test_loader_processes_hold_no_memory_of_the_view_that_they_were_forked_in(tmp_path: Path) -> None:
+    with Conductor(tmp_path / "run", cases.forked) as conductor:
+        conductor.start(0, 1)
+        conductor.ready(0, 1)
+        conductor.entered(conductor.view([(0, 2), (1, 2)], planned=False))
+        conductor.step(0, 2)
+        (forked,) = Path(f"/proc/{conductor.pid(0)}/task/{conductor.pid(0)}/children").read_text().split()
+        assert mapped_memory(conductor.pid(0))
+        assert not mapped_memory(forked)
+        assert not open_memory(forked)
+        conductor.entered(conductor.view([(0, 4)], planned=True, leaving=[1]))
+        conductor.tell(1, released=True)
+        conductor.done(1, 0)
+
+
 @pytest.mark.parametrize(("kill", "left"), [("step.committed=kill@10/1", 0), ("boundary.metrics=kill@1/0", 1)])
 def test_every_step_has_one_row_of_means_whoever_is_lost_in_their_exchange(
     kill: str, left: int, tmp_path: Path
