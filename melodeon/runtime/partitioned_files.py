@@ -79,13 +79,21 @@ class NpyShard:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Any:
+        self._check()
         return np.array(self._rows[index])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Rows in one read."""
+        self._check()
         if isinstance(indices, range) and indices.step == 1:
             return list(np.array(self._rows[indices.start : indices.stop]))
         return list(self._rows[list(indices)])
+
+    def _check(self) -> None:
+        """Where a mapped file has become shorter, the system would end the process by a bus error."""
+        needed, found = self._rows.offset + self._rows.nbytes, self._rows.base.size()
+        if found < needed:
+            raise OSError(f"its file has shrunk to {found} bytes, and its rows took {needed}")
 
 
 def count_rows(path: Path) -> int:

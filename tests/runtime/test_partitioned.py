@@ -309,6 +309,34 @@ def test_shards_of_numbers_and_of_rows(tmp_path: Path) -> None:
     assert rows.describe() == Partitioned.npy(tmp_path).describe()
 
 
+def test_a_shard_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
+    """In a process of its own, which the system would end by a bus error."""
+    np.save(tmp_path / "a.npy", np.zeros((64, 1024)))
+    program = """
+import os, sys
+from melodeon.core.errors import NotFound
+from melodeon.core.sampling import EpochPlan
+from melodeon.data import Partitioned
+data = Partitioned.npy(sys.argv[1], block=8)
+feed = data.feed(plan=EpochPlan(64, 1, 8), seed=0, shuffle=False)
+feed.start(range(1), 0)
+feed.take(0, 0)
+os.truncate(sys.argv[1] + "/a.npy", 8192)
+try:
+    for cursor in range(1, 8):
+        feed.take(cursor, 0)
+except NotFound as error:
+    print(error)
+feed.close()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "partition 'a.npy' cannot be read (its file has shrunk to 8192 bytes, and its rows took 524416)" in done.stdout
+    )
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
