@@ -279,7 +279,7 @@ class Course:
             loader.cursor = int(captured["cursors"].get(str(loader.number), 0))
             if loader.book is not None:
                 loader.restore(captured["demand"][str(loader.number)])
-        self.batches.restore(captured.get("batches"), self.beat.step)
+        self.batches.restore(captured, self.beat.step)
         self.limits.restore(captured)
         self.engine.restore(captured, self.beat.step)
 

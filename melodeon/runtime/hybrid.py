@@ -12,7 +12,7 @@ A new factor is written down by the commit of its first step, so an interrupted 
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -178,18 +178,23 @@ class Batches:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def capture(self) -> dict[str, Any]:
-        """What belongs to the job's state: nothing without `job.hybrid()`."""
-        return {"batches": [list(entry) for entry in self.history]} if self.allowed else {}
+        """What belongs to the job's state: nothing without `job.hybrid()`.
 
-    def restore(self, captured: Any, step: int) -> None:
-        """Go on from a captured history."""
-        history = check_history(captured or ())
+        Also what the script has said: whoever takes the state over may begin behind the line that says it.
+        """
+        wish = {} if self._wish is None else {"wish": self._wish}
+        return {"batches": [list(entry) for entry in self.history], **wish} if self.allowed else {}
+
+    def restore(self, captured: Mapping[str, Any], step: int) -> None:
+        """Go on from what `capture` gave."""
+        history = check_history(captured.get("batches", ()))
         if self._replay is not None and history != tuple(entry for entry in self._replay if entry[0] < step):
             raise DefinitionError(
                 f"the state of step {step} has the batch history {list(history)}, and {list(self._replay)} is to be "
                 "run again: start from the beginning with --no-resume, or give the history of that run"
             )
         self.history = history
+        self._wish = captured.get("wish", self._wish)
 
     def tell(self, journal: Journal) -> None:
         """Write down the newest change, from the worker that writes."""

@@ -205,6 +205,6 @@ def _place(definition: Definition) -> dict[str, Value]:
 
 
 def _digest(state: Mapping[str, Any]) -> StateDigest:
-    # How DDP cut its buckets, and whether the run's aim is reached, follow from the run and are kept to go on with it;
-    # they are no part of the result.
-    return digest_state({name: part for name, part in state.items() if name not in ("arrival", "reached")})
+    # How DDP cut its buckets, whether the run's aim is reached, and what batch factor the script has asked for follow
+    # from the run and are kept to go on with it; they are no part of the result.
+    return digest_state({name: part for name, part in state.items() if name not in ("arrival", "reached", "wish")})

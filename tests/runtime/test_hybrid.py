@@ -109,6 +109,25 @@ def test_a_live_run_that_grew_is_run_again_on_other_workers(tmp_path: Path) -> N
     assert run(batches.job, [1, 3], tmp_path / "again", launch=again, epochs=14).well().states == live.states
 
 
+def test_a_worker_that_comes_between_two_epochs_knows_what_the_script_has_said_before_it_came(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with Conductor(tmp_path / "run", batches.after_the_loop, launch=RECORD, gate=str(gate)) as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.step(0, 3)
+        conductor.start(1)
+        conductor.ready(1)
+        view = conductor.view([(0, 2), (1, 2)], planned=False, reason="one was lost on the way to it")
+        gate.touch()
+        conductor.entered(view)
+        conductor.done(0, 1)
+        live = conductor.ended
+    assert written(live.folder) == ((3, 2), (5, 4))
+    alone = run(batches.after_the_loop, [4], tmp_path / "alone", launch=RECORD, gate=str(gate)).well()
+    assert live.states == alone.states
+
+
 @pytest.mark.parametrize("counts", [[4], [1, 3]])
 def test_a_run_ends_after_the_first_step_of_a_new_factor_if_the_mean_of_all_its_virtual_workers_is_good_enough(
     counts: list[int], tmp_path: Path

@@ -1,6 +1,8 @@
 """Scripts whose total batch changes, with everything in them that could betray on how many workers it did."""
 
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -64,3 +66,19 @@ def numbered(epochs: int = 2, doubled_at: int = 1) -> None:
             run.log(rank=float(run.virtual_rank or 0))
             optimizer.step()
             optimizer.zero_grad()
+
+
+def after_the_loop(gate: str, epochs: int = 3) -> None:
+    """Says at an epoch's end what the next one's factor is, and goes on when there is a file `gate`."""
+    torch.set_num_threads(1)
+    run = melodeon.join(virtual_workers=V, seed=5)
+    run.hybrid(ramp_steps=0)
+    model = parts.mlp()
+    model, optimizer = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    loader = run.loader(parts.data(24), batch_size=2)
+    idle = threading.Event()
+    for epoch in run.epochs(epochs):
+        parts.run_epoch(run, loader, model, optimizer)
+        run.batch_factor = 2 ** (epoch + 1)
+        while not Path(gate).exists():
+            idle.wait(0.01)
