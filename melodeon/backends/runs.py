@@ -168,10 +168,8 @@ def launches_for(launch: Launch, run_dir: Path) -> list[Launch]:
 
 def new_run_dir(root: Path, name: str | None = None) -> Path:
     """Make a run's folder; ids made from the time sort by it."""
-    if name is not None and (not _NAME.fullmatch(name) or name in (".", "..")):
-        raise UsageError(
-            f"run name {name!r} is not a plain folder name: use letters, digits, dots, dashes and underscores"
-        )
+    if name is not None:
+        _require_name(name)
     run_id = name or f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"  # noqa: DTZ005 - read by people here
     run_dir = root / run_id
     try:
@@ -183,6 +181,17 @@ def new_run_dir(root: Path, name: str | None = None) -> Path:
             f"run folder {str(run_dir)!r} cannot be made ({error.strerror}): choose another --runs-root"
         ) from error
     return run_dir
+
+
+def _require_name(name: str) -> None:
+    from melodeon.coord.registry import NEWEST
+
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise UsageError(
+            f"run name {name!r} is not a plain folder name: use letters, digits, dots, dashes and underscores"
+        )
+    if name == NEWEST:
+        raise UsageError(f"run name {name!r} means the newest job wherever a job is named: choose another --name")
 
 
 def write_record(run_dir: Path, record: Mapping[str, object]) -> None:

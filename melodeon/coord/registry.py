@@ -23,6 +23,8 @@ import msgspec
 from melodeon.coord.marks import started
 from melodeon.core.errors import MelodeonError, NotFound, UsageError
 
+NEWEST = "last"
+"""What the newest job may be called instead of by its id; no run gets this name."""
 MOST_NAME = 150
 """Characters of an id in the name of its file."""
 
@@ -158,9 +160,9 @@ def find(job: str | Path | None = None) -> Entry:
     running = entries()
     if not running:
         raise NotFound(
-            f"job {str(job or 'last')!r} is not there: no job runs on this machine; start one by `melodeon run`"
+            f"job {str(job or NEWEST)!r} is not there: no job runs on this machine; start one by `melodeon run`"
         )
-    if job is None or job == "last":
+    if job is None or job == NEWEST:
         return running[-1]
     text = str(job)
     exact = [entry for entry in running if text == entry.id or Path(text).absolute() == Path(entry.run_dir)]

@@ -66,6 +66,8 @@ def test_run_names_are_plain_and_new(tmp_path: Path) -> None:
     for name in ("../b", "a/b", "..", "", "a b", "a\n"):
         with pytest.raises(UsageError, match="plain folder name"):
             new_run_dir(tmp_path, name)
+    with pytest.raises(UsageError, match="run name 'last' means the newest"):  # as in `melodeon stop last`
+        new_run_dir(tmp_path, "last")
     assert new_run_dir(tmp_path, "lr-0.1_b").is_dir()
 
 
