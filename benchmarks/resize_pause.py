@@ -34,6 +34,7 @@ sys.path.append(str(SCRIPTS))
 from cases import CASES, Case
 
 CHANGES = {"2->4": (2, 4), "4->2": (4, 2), "migrate 2->2": (2, 2)}
+NEWCOMERS = {"2->4": 2, "4->2": 0, "migrate 2->2": 1}
 SETTLE = {"mlp": 60, "100m": 6}
 """Steps before and after each change."""
 LEAST = 20.0
@@ -44,10 +45,14 @@ Found = dict[str, list[dict[str, Any]]]
 """By change: what was measured, each time."""
 
 
+def copy_rates(num_bytes: int, device: str) -> dict[str, float]:
+    """Raw speed by change, of as many copies at once as it has newcomers; of one where nobody comes."""
+    by_readers = {readers: copy_gb_per_s(num_bytes, readers, device) for readers in (1, 2)}
+    return {change: by_readers[max(1, newcomers)] for change, newcomers in NEWCOMERS.items()}
+
+
 def copy_gb_per_s(num_bytes: int, readers: int, device: str, repeats: int = 5) -> float:
-    """Raw speed of as many copies at once as there are newcomers, each of the whole state: in memory, or from a GPU
-    to pinned memory and back.
-    """
+    """Raw speed of so many copies at once, each of the whole state: in memory, or from a GPU to the host and back."""
     copy = _through_host if device == "cuda" else _in_memory
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     targets = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(readers)]
@@ -204,7 +209,7 @@ def judge(case: Case, change: str, samples: list[dict[str, Any]], gb_per_s: floa
         statistics.median(sample[name] for sample in good) for name in ("pause_s", "step_before_s", "step_after_s")
     )
     step_s = max(before_s, after_s)
-    copy_s = 0.0 if change == "4->2" else case.state_bytes / 1e9 / gb_per_s
+    copy_s = case.state_bytes / 1e9 / gb_per_s if NEWCOMERS[change] else 0.0
     return {
         **row,
         "pause_s": round(pause_s, 4),
@@ -255,14 +260,14 @@ def measure(case: Case, options: argparse.Namespace, absent: dict[str, str]) -> 
         began = load()
         rounds = options.rounds if case.name == "mlp" else max(1, options.rounds // 2)
         mine = ours(folder, case, rounds, options.device)
-        gb_per_s = copy_gb_per_s(case.state_bytes, 2, options.device)
+        gb_per_s = copy_rates(case.state_bytes, options.device)
         theirs: dict[str, Found] = {}
         if "torchrun" in options.peers:
             theirs["torchrun"] = torchrun(folder, case, options.peer_rounds, options.device)
         if "torchft" in options.peers and "torchft" not in absent:
             theirs["torchft"] = torchft(folder, case, options.peer_rounds, options.torchft_python)
         for change in CHANGES:
-            row = judge(case, change, mine[change], gb_per_s)
+            row = judge(case, change, mine[change], gb_per_s[change])
             for name, found in theirs.items():
                 compare(row, name, found[change])
             row["load"] = [began, load()]

@@ -29,6 +29,14 @@ def test_growth_may_take_a_step_and_two_copies_more_than_its_step_and_shrinking_
     assert missed(grown) == missed(shrunk) == []
 
 
+def test_a_move_is_held_to_the_speed_of_one_copy_and_growth_to_that_of_two_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resize_pause, "copy_gb_per_s", lambda num_bytes, readers, device: 10.0 / readers)
+    rates = resize_pause.copy_rates(MLP.state_bytes, "cpu")
+    assert (rates["migrate 2->2"], rates["2->4"]) == (10.0, 5.0)
+
+
 def test_a_longer_pause_and_a_change_that_failed_keep_no_bound() -> None:
     assert missed(row("4->2", sample(0.030))) == ["seconds beyond the step"]
     assert missed(row("4->2", sample(0.020), {"failed": "2 changes were seen"})) == ["changes that failed"]
