@@ -24,7 +24,8 @@ from _common import Bound, arguments, at_most, progress, report
 from _live import Job, clean, load, scratch, step_times
 
 WORKERS, VIRTUAL_WORKERS = 2, 4
-CONTENDERS = {"elastic": [], "static": ["--static"], "static again": ["--static"]}
+CONTENDERS = {"elastic": ["--straggler", "1.5"], "static": ["--static"], "static again": ["--static"]}
+"""Options of each: the elastic one is what `melodeon run` starts, which also watches for slow workers."""
 WARM_STEPS = 20
 MOST = 0.003
 """What being elastic may cost: Elan's figure."""
