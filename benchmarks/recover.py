@@ -23,9 +23,9 @@ from _live_peers import Torchft, Torchrun, kill, torchft_python
 WORKERS = 3
 VIRTUAL_WORKERS = 6
 STEPS_BETWEEN = 15
+"""Steps of three workers between two kills, besides a random moment."""
 MOST_P50_S, MOST_P99_S = 0.3, 1.0
 """How long survivors may pause, with a small model."""
-"""Steps of three workers between two kills, besides a random moment."""
 
 
 def train_args(model: str) -> list[str]:
