@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -121,6 +122,7 @@ class Heard:
 
 def _begun(request: Request, launch: Launch, run_dir: Path) -> dict[str, object]:
     """The record of a run that has just been started."""
+    is_shared = request.elastic is not None and bool(request.elastic.listen)
     return {
         "id": run_dir.name,
         "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -132,6 +134,7 @@ def _begun(request: Request, launch: Launch, run_dir: Path) -> dict[str, object]
         "determinism": launch.determinism,
         "engine": launch.engine,
         "elastic": request.elastic is not None,
+        **({"host": socket.gethostname()} if is_shared else {}),  # whose processes `pid` counts
         "pid": os.getpid(),
         "pid_started": started(os.getpid()),
         "status": "running",

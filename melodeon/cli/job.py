@@ -11,6 +11,7 @@ commands that would change it behind the cluster's back refuse it.
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,6 +101,8 @@ def find_job(name: str | None, runs_root: str = RUNS_ROOT) -> "Entry":
 
 def _unasked(name: str, run: Path, record: Mapping[str, object]) -> MelodeonError:
     """Why a run that goes on cannot be asked for anything."""
+    if is_elsewhere(record):
+        return NotFound(f"job {name!r} runs on {record['host']}: ask it there, or see `melodeon logs {run.name}`")
     if record.get("elastic"):
         return NotFound(f"job {name!r} is just starting or ending: ask again, or see `melodeon logs {run.name}`")
     return UsageError(
@@ -113,10 +116,15 @@ def is_lost(record: Mapping[str, object]) -> bool:
     from melodeon.coord.marks import started
 
     pid = record.get("pid")
-    if record.get("status") != "running" or not isinstance(pid, int):
+    if record.get("status") != "running" or not isinstance(pid, int) or is_elsewhere(record):
         return False
     now = started(pid)
     return now is None or record.get("pid_started") not in (None, now)  # another may have been given its number
+
+
+def is_elsewhere(record: Mapping[str, object]) -> bool:
+    """Whether a run is another machine's, whose folder this one sees: nothing is known of its processes here."""
+    return record.get("host") not in (None, socket.gethostname())
 
 
 def goes_on(run: Path) -> bool:

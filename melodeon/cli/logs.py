@@ -16,6 +16,7 @@ from melodeon.cli.job import (
     find_folder,
     goes_on,
     has_own,
+    is_elsewhere,
     on_cluster,
     read_json,
     wants_json,
@@ -93,7 +94,7 @@ def _wanted(worker: str) -> int | None:
 def _show(folder: Path, worker: int | None, tail: int | None, shower: "_Shower", *, follow: bool) -> None:
     tails: dict[Path, Tail] = {}
     record = read_json(folder / "run.json")
-    pid = record.get("pid")
+    pid = None if is_elsewhere(record) else record.get("pid")
 
     def is_over() -> bool:
         return not follow or not goes_on(folder)

@@ -1,9 +1,12 @@
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
-from melodeon.backends.runs import Request, launches_for, new_run_dir, perform
+from melodeon.backends.elastic import Elastic
+from melodeon.backends.runs import Request, _begun, launches_for, new_run_dir, perform
+from melodeon.coord.master_state import JobConfig
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
 
@@ -75,3 +78,9 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another --runs-root"):
         new_run_dir(tmp_path / "file", "a")
+
+
+def test_a_run_that_other_machines_see_says_whose_processes_it_counts(tmp_path: Path) -> None:
+    request = Request(script="train.py", launch=Launch(), elastic=Elastic(job=JobConfig(job="a"), listen="127.0.0.1"))
+    assert _begun(request, Launch(), tmp_path)["host"] == socket.gethostname()
+    assert "host" not in _begun(Request(script="train.py", launch=Launch()), Launch(), tmp_path)

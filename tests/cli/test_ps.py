@@ -99,10 +99,14 @@ def test_all_lists_ended_runs_once_and_first(place: Path, melodeon: Melodeon) ->
     reused.mkdir()
     again = {"created": "2018", "status": "running", "pid": os.getpid(), "pid_started": 1}  # now it is another process
     (reused / "run.json").write_text(json.dumps(again))
+    elsewhere = place / ".melodeon/runs/0-elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "run.json").write_text(json.dumps({**begun, "created": "2017", "host": "another-machine"}))
     with job(place, "new"):
         rows = json.loads(melodeon("ps", "-a", "-o", "json")[1])["jobs"]
     found = [(row["id"], row["status"], row["step"], row["workers"]) for row in rows]
     assert found == [
+        ("0-elsewhere", "running", None, 4),  # its launcher's number says nothing here
         ("oldest", "lost", None, None),
         ("older", "lost", None, None),
         ("old", "done", 20, 5),

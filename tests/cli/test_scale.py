@@ -135,6 +135,10 @@ def test_a_run_that_goes_on_is_not_called_ended(place: Path, melodeon: Melodeon)
         (run / "run.json").write_text(json.dumps({"status": "running", "elastic": elastic, "pid": pid}))
         done, _, err = melodeon("scale", "mine", "4")
         assert (done, err.startswith(f"error: job 'mine' {sentence}")) == (code, True), err
+    elsewhere = {"status": "running", "elastic": True, "pid": 2**22 + 1, "host": "another-machine"}
+    (run / "run.json").write_text(json.dumps(elsewhere))
+    done, _, err = melodeon("scale", "mine", "4")
+    assert (done, err.startswith("error: job 'mine' runs on another-machine: ask it there")) == (4, True), err
 
 
 def test_an_ambiguous_name_lists_the_candidates(place: Path, melodeon: Melodeon) -> None:
