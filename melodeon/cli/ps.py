@@ -12,7 +12,7 @@ from melodeon.cli import ps_cluster
 from melodeon.cli.cluster import Local
 from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, is_lost, read_json, runs_in, wants_json
 from melodeon.cli.output import fitted, print_json, print_wrapped
-from melodeon.core.errors import Cancelled, MelodeonError, Unreachable
+from melodeon.core.errors import Cancelled, MelodeonError, NotFound, Unreachable
 from melodeon.viz.timeline import mappings, whole
 from melodeon.viz.words import duration, number, plain
 
@@ -85,16 +85,19 @@ def running_jobs() -> list[dict[str, object]]:
     if not entries:
         return []
     with ThreadPoolExecutor(max_workers=min(16, len(entries))) as pool:
-        return list(pool.map(_running, entries))
+        return [row for row in pool.map(_running, entries) if row is not None]
 
 
-def _running(entry: "Entry") -> dict[str, object]:
+def _running(entry: "Entry") -> dict[str, object] | None:
+    """None where the job has ended meanwhile."""
     from melodeon.coord.client import JobHandle
 
     record = read_json(Path(entry.run_dir) / "run.json")
     row = _row(entry.id, entry.run_dir, record, entry.created)
     try:
         status = JobHandle(entry).ask("status", timeout_s=PATIENCE_S).values
+    except NotFound:
+        return None
     except MelodeonError as error:
         return row | {"status": "unreachable", "reason": str(error)}
     step = whole(status.get("step"))

@@ -121,6 +121,18 @@ def test_a_job_that_does_not_answer_is_listed_as_such(place: Path, melodeon: Mel
     assert [(row["id"], row["status"]) for row in rows] == [("mute", "unreachable")]
 
 
+def test_a_job_that_has_ended_before_it_answers_is_told_from_one_that_does_not_answer(
+    place: Path, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with job(place, "brief") as agent:
+        agent.close()
+        monkeypatch.setattr(registry, "is_listed", lambda entry: False)
+        (agent.run_dir / "run.json").write_text('{"status": "done", "steps": 7}')
+        assert json.loads(melodeon("ps", "-o", "json")[1]) == {"jobs": []}
+        rows = json.loads(melodeon("ps", "-a", "-o", "json")[1])["jobs"]
+    assert [(row["id"], row["status"], row["step"]) for row in rows] == [("brief", "done", 7)]
+
+
 def test_a_wrong_format_is_refused(place: Path, melodeon: Melodeon) -> None:
     assert melodeon("ps", "-o", "yaml")[::2] == (
         2,
