@@ -140,6 +140,14 @@ def test_jobs_are_found_by_what_people_type() -> None:
     assert registry.find("2026").id == "20260101-old"
 
 
+def test_a_job_is_found_by_its_folder_through_a_link(tmp_path: Path) -> None:
+    folder = tmp_path / "disk" / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    registry.write(entry("mine", run_dir=str(folder.resolve())))
+    assert registry.find(tmp_path / "home" / "runs" / "mine").id == "mine"
+
+
 def test_an_id_has_one_job_at_a_time_and_only_its_own_entry_is_removed() -> None:
     registry.write(entry("mine"), alone=True)
     registry.write(entry("mine", created="2026-01-02"), alone=True)
