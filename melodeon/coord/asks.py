@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from melodeon.coord.changes import cancel, supersede
-from melodeon.coord.ending import end_job
+from melodeon.coord.ending import end_job, tell_end
 from melodeon.coord.master_state import Change, JobPhase, Turn
 from melodeon.coord.messages import Answer, Ask
 from melodeon.coord.placing import in_words, read_slots, refusal
@@ -31,6 +31,8 @@ def take_ask(turn: Turn, ask: Ask) -> None:
     handler = ASKS.get(ask.what)
     if handler is None:
         turn.answer(ask.id, False, f"{ask.what!r} cannot be asked: choose of {', '.join(sorted(ASKS))}, status")
+    elif state.phase is JobPhase.ENDED and ask.what == "stop":
+        tell_end(turn, ask.id)
     elif state.phase is JobPhase.ENDED:
         turn.answer(ask.id, False, f"the job has ended ({state.outcome}): start it again with `melodeon run`")
     elif state.phase is JobPhase.STOPPING and ask.what != "stop":

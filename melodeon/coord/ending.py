@@ -20,11 +20,17 @@ def end_job(turn: Turn, outcome: str, text: str, digest: str = "") -> None:
     for ask in state.checkpoint_asks:
         turn.answer(ask, False, f"the job has ended ({outcome}) before the checkpoint was written")
     state.checkpoint_asks = {}
-    turn.answer(state.stop_ask, outcome != "failed", text, outcome=outcome, digest=digest)
+    tell_end(turn, state.stop_ask)
     state.torn, state.owed = "", 0
     turn.move_job(JobPhase.ENDED)
     trained = {"step": max(0, committed(state))} if state.view else {}
     turn.record("end", outcome=outcome, text=text, digest=digest, **trained)
+
+
+def tell_end(turn: Turn, ask: str) -> None:
+    """Answer who wanted the job to end: before it did, or in the moment in which it is still found."""
+    state = turn.state
+    turn.answer(ask, state.outcome != "failed", state.text, outcome=state.outcome, digest=state.digest)
 
 
 def judge_errors(turn: Turn) -> None:

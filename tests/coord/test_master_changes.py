@@ -368,6 +368,12 @@ def test_stop_ends_at_a_boundary() -> None:
     bench.say(1, Phase.DONE, step=4, digest="x")
     assert bench.state.outcome == "stopped"
     assert bench.answers["x"].values["outcome"] == "stopped"
+    late = bench.ask("stop", id="y")  # the job is still found while its launcher ends
+    assert late is not None
+    assert (late.ok, late.text, late.values) == (True, bench.answers["x"].text, bench.answers["x"].values)
+    refused = bench.ask("scale", n=1)
+    assert refused is not None
+    assert not refused.ok
 
 
 def test_losses_while_stopping_do_not_hold_it_up() -> None:
