@@ -7,11 +7,15 @@ selector, and so is not missed by a moment. The last look is after that end: not
 import contextlib
 import os
 import selectors
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 FOLLOW_S = 0.2
 """How often files are looked at."""
+
+PIECE_BYTES = 1 << 20
+"""How much of a file is read at once."""
 
 
 class Tail:
@@ -26,21 +30,34 @@ class Tail:
 
     def read(self, *, last: bool = False) -> list[bytes]:
         """The lines since the last call, without their ends; with `last` also one that was not ended."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                data = file.read()
-        except OSError:
-            data = b""
-        self._at += len(data)
-        *lines, self._rest = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        if last and self._rest:
-            lines.append(self._rest)
-            self._rest = b""
+        return list(self.lines(last=last))
+
+    def lines(self, *, last: bool = False) -> Iterator[bytes]:
+        """The same one by one, of a file that may not fit the memory."""
+        found = self._new(last=last)
         if self._keep is not None:
-            lines = lines[max(0, len(lines) - self._keep) :]
+            found = iter(deque(found, maxlen=self._keep))
             self._keep = None
-        return lines
+        yield from found
+
+    def _new(self, *, last: bool) -> Iterator[bytes]:
+        for piece in self._pieces():
+            *lines, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+            yield from lines
+        if last and self._rest:
+            yield self._rest
+            self._rest = b""
+
+    def _pieces(self) -> Iterator[bytes]:
+        """What is there now, piece by piece, and not what a busy writer adds meanwhile."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            file.seek(self._at)
+            while self._at < end and (piece := file.read(min(PIECE_BYTES, end - self._at))):
+                if piece.endswith(b"\r"):  # it may be half of a line's end
+                    piece += file.read(1)
+                self._at += len(piece)
+                yield piece
 
 
 def ticks(is_over: Callable[[], bool], pid: int | None, interval_s: float = FOLLOW_S) -> Iterator[bool]:

@@ -105,7 +105,7 @@ def _show(folder: Path, worker: int | None, tail: int | None, shower: "_Shower",
             for stream, path in files.items():
                 # Of a worker that comes later, everything is news.
                 reader = tails.setdefault(path, Tail(path, keep=tail if first else None))
-                for line in reader.read(last=not more):
+                for line in reader.lines(last=not more):
                     shower.show(number, stream, line)
         first = False
         shower.flush()

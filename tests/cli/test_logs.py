@@ -3,7 +3,10 @@ import os
 import pty
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
+
+import pytest
 
 from melodeon.cli.follow import Tail
 from melodeon.cli.logs import harmless
@@ -136,3 +139,21 @@ def test_a_tail_never_hands_on_half_a_line(tmp_path: Path) -> None:
             seen += tail.read()
     assert seen == [b"abc", b"d", b"10%", b"20%"]
     assert tail.read(last=True) == [b"end"]
+
+
+def test_a_log_of_any_length_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    lines = [b"%d" % number for number in range(1000)]
+    path.write_bytes(b"\r\n".join(lines))
+    for size in (1, 7, 1 << 20):
+        monkeypatch.setattr("melodeon.cli.follow.PIECE_BYTES", size)
+        assert Tail(path).read(last=True) == lines
+        assert Tail(path, keep=3).read(last=True) == lines[-3:]
+    monkeypatch.setattr("melodeon.cli.follow.PIECE_BYTES", 1 << 10)
+    path.write_bytes(b"line\n" * 1_000_000)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in Tail(path).lines()) == 1_000_000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
