@@ -72,7 +72,7 @@ class Picture:
     def take(self, status: Mapping[str, Any]) -> None:
         """A new status, and with it the events since the last."""
         self._status = status
-        for line in self._tail.read():
+        for line in self._tail.lines():
             event = parse_line(line)
             at, step = seconds_of(event), whole(event.get("step"))
             if event.get("kind") in ("begin", "step", "end") and at is not None and step is not None:
