@@ -85,7 +85,12 @@ def run(
     _require_hybrid(hybrid, curves, possible=is_elastic and not batch_history)
     launch = replace(
         checked_launch(
-            script, determinism=determinism or DEFAULT, threads=threads, order=order, steps=steps, runs_root=runs_root
+            script,
+            determinism=DEFAULT if determinism is None else determinism,
+            threads=threads,
+            order=order,
+            steps=steps,
+            runs_root=runs_root,
         ),
         num_workers=len(counts) if counts else workers or 1,
         counts=counts,

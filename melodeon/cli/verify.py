@@ -52,7 +52,7 @@ def verify(
         return
     launch = checked_launch(
         script,
-        determinism=determinism or DEFAULT,
+        determinism=DEFAULT if determinism is None else determinism,
         threads=threads,
         order=_order(order, against),
         steps=steps or DEFAULT_STEPS,

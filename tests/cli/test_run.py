@@ -131,6 +131,7 @@ def test_when_workers_are_slow_or_replaced_is_a_choice(
         (["--workers", "0", "train.py"], 2, "--workers 0 cannot run anything"),
         (["--order", "dpd", "train.py"], 2, "order 'dpd' is not one of tree, ddp: did you mean ddp?"),
         (["--determinism", "D9", "train.py"], 2, "determinism 'D9' is not one of D0, D1, D2"),
+        (["--determinism", "", "train.py"], 2, "determinism '' is not one of D0, D1, D2"),  # "$LEVEL", and none was set
         (["--name", "a/b", "train.py"], 2, "plain folder name"),
         (["--hybrid", "--static", "train.py"], 2, "--hybrid changes the batch when the job grows"),
         (["--curves", "x.json", "train.py"], 2, "it goes with --curves"),

@@ -216,6 +216,7 @@ def test_a_receipt_is_confirmed_by_a_run_and_refused_for_another_seed_or_an_edit
         (["--against", "ddp", "--order", "tree", "train.py"], 2, "--order tree is not the order"),
         (["--order", "ring", "train.py"], 2, "order 'ring' is not one of tree, ddp"),
         (["--determinism", "D9", "train.py"], 2, "determinism 'D9' is not one of"),
+        (["--determinism", "", "train.py"], 2, "determinism '' is not one of"),
         (["--receipt", "nowhere.jsonl", "train.py"], 4, "receipt 'nowhere.jsonl' is not there"),
         (["--receipt", ".", "train.py"], 4, "receipt '.' is a folder: name the receipt.jsonl in it"),
         (["--receipt", "train.py", "train.py"], 2, "line 1 of the receipt is no JSON object"),
