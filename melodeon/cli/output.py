@@ -1,10 +1,11 @@
 """What every command prints in the same way: errors, JSON, and text and tables that fit 80 columns."""
 
+import contextlib
 import json
 import os
 import sys
 import textwrap
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -60,6 +61,17 @@ def mute(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+@contextlib.contextmanager
+def said_to(stream: TextIO) -> Iterator[None]:
+    """What is said in here ends nothing that goes on: a reader may have left, a terminal's window may be closed."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise  # a file's, not the stream's
+        mute(stream)
 
 
 def print_json(value: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from melodeon.backends.local import Event
-from melodeon.cli.output import mute
+from melodeon.cli.output import said_to
 from melodeon.core.text import counted
 from melodeon.viz.timeline import whole
 
@@ -54,12 +54,10 @@ class Quiet:
     def output(self, name: str, data: bytes) -> None:
         """Pass through; a reader that went away (`| head`) does not end the run."""
         stream = sys.stdout if name == "stdout" and not self._stdout_to_stderr else sys.stderr
-        try:
+        with said_to(stream):
             stream.flush()
             stream.buffer.write(data)
             stream.buffer.flush()
-        except BrokenPipeError:
-            mute(stream)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -83,7 +81,8 @@ class Lines(Quiet):
             self._next = time.monotonic() + PLAIN_EVERY_S
         text = describe(event, self._total)
         if text:
-            print(f"melodeon: {text}", file=sys.stderr, flush=True)
+            with said_to(sys.stderr):
+                print(f"melodeon: {text}", file=sys.stderr, flush=True)
 
 
 class Bar(Quiet):
@@ -92,6 +91,8 @@ class Bar(Quiet):
     def __init__(self, stdout_to_stderr: bool) -> None:
         super().__init__(stdout_to_stderr)
         self._progress, self._task = _bar()
+        with said_to(sys.stderr):
+            self._progress.start()
         self._began: tuple[float, int] | None = None
 
     def event(self, event: Event) -> None:
@@ -100,7 +101,8 @@ class Bar(Quiet):
         if kind in ("begin", "step", "end") and isinstance(step, int):
             self._move(kind == "begin", step, event)
         elif text := describe(event, None):
-            self._progress.console.print(text, style="dim", markup=False, highlight=False)
+            with said_to(sys.stderr):
+                self._progress.console.print(text, style="dim", markup=False, highlight=False)
 
     def output(self, name: str, data: bytes) -> None:
         """Print above the bar, or straight to where stdout was sent."""
@@ -110,11 +112,13 @@ class Bar(Quiet):
         from rich.text import Text
 
         text = data.decode(errors="replace").rstrip("\r\n")
-        self._progress.console.print(Text.from_ansi(text), soft_wrap=True)
+        with said_to(sys.stderr):
+            self._progress.console.print(Text.from_ansi(text), soft_wrap=True)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
-        self._progress.stop()
+        with said_to(sys.stderr):
+            self._progress.stop()
 
     def _move(self, is_begin: bool, step: int, event: Event) -> None:
         now = time.monotonic()
@@ -176,5 +180,4 @@ def _bar() -> "tuple[Progress, TaskID]":
         console=Console(stderr=True),
     )
     task = progress.add_task("steps", total=None, rate="", metrics="")
-    progress.start()
     return progress, task

@@ -14,7 +14,7 @@ import typer
 from melodeon.backends.runs import Report, Request, perform
 from melodeon.cli.batches import read_curves, read_history
 from melodeon.cli.options import Args, Determinism, Epochs, Order, Script, Steps, Threads, Until
-from melodeon.cli.output import print_json
+from melodeon.cli.output import print_json, said_to
 from melodeon.cli.progress import choose
 from melodeon.cli.training import checked_launch, explain_failure
 from melodeon.core.assignment import Assignment
@@ -188,25 +188,28 @@ def _perform(request: Request, *, quiet: bool, as_json: bool) -> Report:
 
 def _finish(report: Report, request: Request, *, quiet: bool, as_json: bool) -> None:
     outcome = report.outcome
-    if not outcome.ok:
-        explain_failure(report, shown=True)
-    elif not quiet:
-        _summarise(report, request)
+    with said_to(sys.stderr):
+        if not outcome.ok:
+            explain_failure(report, shown=True)
+        elif not quiet:
+            _summarise(report, request)
+        sys.stderr.flush()
     if as_json:
-        print_json(
-            {
-                "id": report.run_dir.name,
-                "run_dir": str(report.run_dir),
-                "status": outcome.status,
-                "exit_code": outcome.exit_code,
-                "reason": outcome.reason,
-                "worker": outcome.worker,
-                "num_workers": request.launch.num_workers,
-                "steps": report.steps,
-                "seconds": round(report.seconds, 3),
-                "digest": report.digest,
-            }
-        )
+        with said_to(sys.stdout):
+            print_json(
+                {
+                    "id": report.run_dir.name,
+                    "run_dir": str(report.run_dir),
+                    "status": outcome.status,
+                    "exit_code": outcome.exit_code,
+                    "reason": outcome.reason,
+                    "worker": outcome.worker,
+                    "num_workers": request.launch.num_workers,
+                    "steps": report.steps,
+                    "seconds": round(report.seconds, 3),
+                    "digest": report.digest,
+                }
+            )
     raise typer.Exit(outcome.exit_code)
 
 

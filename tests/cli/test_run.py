@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,22 @@ def test_progress_and_the_summary_go_to_stderr(folder: Path) -> None:
     assert "d1" * 32 in done.stderr
     assert str(Path(".melodeon/runs/a")) in done.stderr
     assert max(map(len, done.stderr.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_outlives_whoever_reads_what_it_says(folder: Path, terminal: bool, options: list[str]) -> None:
+    """`2>&1 | head` has seen enough, or the terminal's window was closed."""
+    reader, ours = pty.openpty() if terminal else os.pipe()
+    command = [sys.executable, "-m", "melodeon", "run", "--static", "--name", "a", *options, "train.py"]
+    env = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=ours, stderr=ours, env=env, start_new_session=True
+    ) as process:
+        os.close(reader)
+        os.close(ours)
+        assert process.wait(60) == 0
+    assert json.loads((folder / ".melodeon/runs/a/run.json").read_text())["status"] == "done"
 
 
 def test_one_step_is_one_step(folder: Path) -> None:
