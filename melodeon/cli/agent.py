@@ -2,12 +2,13 @@
 
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from melodeon.cli.output import print_json, print_titled
+from melodeon.cli.output import print_json, print_titled, said_to
 from melodeon.core.errors import UsageError
 from melodeon.core.text import counted
 
@@ -68,7 +69,7 @@ class _Told:
         room = counted(config.slots, "slot")
         self._say("here", f"{self._agent} at {config.host} takes part in {self._job}, with {room}", slots=config.slots)
         if not self._as_json:
-            print_titled("next", f"melodeon scale {self._job} --out 1 --on {self._agent}, where it runs", indent=INDENT)
+            self._say("next", f"melodeon scale {self._job} --out 1 --on {self._agent}, where it runs")
 
     def event(self, event: "Event") -> None:
         """Something happened in the job: what concerns this node is told."""
@@ -84,7 +85,9 @@ class _Told:
         self._say("ended" if is_over else "left", text)
 
     def _say(self, kind: str, text: str, **values: object) -> None:
-        if self._as_json:
-            print_json({"kind": kind, "job": self._job, "agent": self._agent, "text": text, **values})
-        else:
-            print_titled(kind, text, indent=INDENT)
+        with said_to(sys.stdout):
+            if self._as_json:
+                print_json({"kind": kind, "job": self._job, "agent": self._agent, "text": text, **values})
+            else:
+                print_titled(kind, text, indent=INDENT)
+                sys.stdout.flush()
