@@ -6,6 +6,7 @@ connection that is stuck is not waited for longer than `LAST_WORDS_S`.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -106,7 +107,7 @@ class Workers:
         self.state.slots = 0
         for process in self._processes.values():
             if not process.ended:
-                os.kill(process.pid, signal.SIGTERM)
+                _ask_to_leave(process)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -185,6 +186,8 @@ class Workers:
             process.closed.set()
         self.empty.clear()
         asyncio.get_running_loop().add_reader(pidfd, self._ended, process)
+        if self._leaving:  # it was being made when this node was wanted back
+            _ask_to_leave(process)
         return process
 
     def _ended(self, process: _Process) -> None:
@@ -306,6 +309,11 @@ class Workers:
                 if (process := self._processes.get(worker)) is not None:
                     self._kill(process)
         self._timer = asyncio.get_running_loop().call_later(PULSE_S, self._pulse, now)
+
+
+def _ask_to_leave(process: _Process) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        signal.pidfd_send_signal(process.pidfd, signal.SIGTERM)
 
 
 def _is_news(before: Status, now: Status) -> bool:

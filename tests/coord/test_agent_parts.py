@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -358,6 +359,41 @@ def test_a_worker_that_is_seen_to_end_before_its_word_is_read_still_has_its_sent
         status = state.status_of(0)
         assert status is not None
         assert (status.phase, status.error, status.exit_code) == (Phase.GONE, error, 2)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_was_being_made_when_its_node_was_wanted_back_is_told_to_leave_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = make_config(tmp_path)
+        state = AgentState(agent="a", host="h", slots=2, incarnation=1)
+        workers = Workers(config, state, on_news=lambda _: None)
+        orders = tuple(WorkerOrder(worker=worker, slot=worker, notice=Notice(number=1)) for worker in (0, 1))
+        workers.on_orders(Orders(fence=1, number=1, agent="a", workers=orders))
+        made, asked = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+        workers._on_brood(Brood(pid=1, workers={0: made.pid}))
+        workers.give_back()
+        assert await asyncio.to_thread(made.wait, 20) == -signal.SIGTERM
+        workers._on_brood(Brood(pid=1, workers={1: asked.pid}))
+        assert await asyncio.to_thread(asked.wait, 20) == -signal.SIGTERM
+        async with asyncio.timeout(20):
+            await workers.empty.wait()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_ends_just_when_its_node_is_wanted_back_keeps_nobody_from_leaving(tmp_path: Path) -> None:
+    async def main() -> None:
+        state = AgentState(agent="a", host="h", slots=2, incarnation=1, adopted={0: True, 1: True})
+        workers = Workers(make_config(tmp_path), state, on_news=lambda _: None)
+        ended, runs = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+        workers._on_brood(Brood(pid=1, workers={0: ended.pid, 1: runs.pid}))
+        ended.kill()
+        ended.wait()
+        workers.give_back()
+        assert await asyncio.to_thread(runs.wait, 20) == -signal.SIGTERM
+        async with asyncio.timeout(20):
+            await workers.empty.wait()
 
     asyncio.run(main())
 
