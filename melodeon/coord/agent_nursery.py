@@ -151,8 +151,11 @@ class Nursery:
     def _launch(self) -> None:
         if self._config.zygote and not self._quick_deaths:
             self._sprouting = asyncio.create_task(self._sprout())
-        else:
+            return
+        try:
             self._spawn()
+        except OSError as error:
+            self._give_up(f"the process that is to make workers cannot be started: {error}")
 
     async def _sprout(self) -> None:
         try:

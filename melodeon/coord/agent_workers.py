@@ -81,13 +81,13 @@ class Workers:
 
     def open(self) -> None:
         """Take care of who runs here already; then of the rest."""
-        self.nursery.open()
         for worker in self.state.running:
             pid = read_mark(self._mark(worker))
             if pid is not None:
                 self._track(worker, pid)
                 if self._met(worker).exists():
                     self._awaited[worker] = time.monotonic() + self._config.silence_s
+        self.nursery.open()
         # Of the others, the nursery's first word tells.
         self._pulse(time.monotonic())
 

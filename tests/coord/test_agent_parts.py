@@ -1,15 +1,18 @@
 """Parts of an agent, each around real files, processes and a real store, when something goes at the worst moment."""
 
 import asyncio
+import errno
 import json
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -316,6 +319,47 @@ def test_a_nursery_for_which_there_is_no_room_is_told(tmp_path: Path) -> None:
         nursery.open()
         assert "cannot be started" in await asyncio.wait_for(said, 20)
         await nursery.close()
+
+    asyncio.run(main())
+
+
+def test_a_nursery_that_cannot_be_followed_by_another_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        config = make_config(tmp_path)
+        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        write_mark(config.node_dir / "nursery.pid", process.pid)
+        said = asyncio.get_running_loop().create_future()
+        nursery = Nursery(config, on_brood=lambda _: None, on_unsure=lambda _: None, on_hopeless=said.set_result)
+        nursery.open()
+        with monkeypatch.context() as full:
+            full.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no more processes")))
+            process.kill()
+            process.wait()
+            assert "cannot be started: [Errno 11] no more processes" in await asyncio.wait_for(said, 20)
+        await nursery.close()
+
+    asyncio.run(main())
+
+
+def test_who_runs_here_goes_on_though_no_nursery_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        config = make_config(tmp_path)
+        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        write_mark(config.node_dir / "worker-0.pid", process.pid)
+        now = time.monotonic()
+        state = AgentState(agent="a", host="h", slots=2, incarnation=1, now=now, adopted={0: True, 1: True})
+        workers = Workers(config, state, on_news=lambda _: None)
+        with monkeypatch.context() as full:
+            full.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no more processes")))
+            workers.open()
+        assert state.running == (0,)
+        status = state.status_of(1)
+        assert status is not None
+        assert "cannot be started: [Errno 11] no more processes" in status.error
+        await workers.close()
+        assert process.wait(20) == -signal.SIGKILL
 
     asyncio.run(main())
 
