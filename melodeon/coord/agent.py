@@ -22,7 +22,7 @@ from melodeon.coord import wire
 from melodeon.coord.agent_config import AgentConfig, read_config
 from melodeon.coord.agent_events import Events
 from melodeon.coord.agent_links import Downlinks, Uplink, Whereabouts
-from melodeon.coord.agent_master import MasterRunner
+from melodeon.coord.agent_master import Forgotten, MasterRunner
 from melodeon.coord.agent_state import AgentState
 from melodeon.coord.agent_workers import Workers, known_workers
 from melodeon.coord.election import campaign
@@ -31,11 +31,13 @@ from melodeon.coord.lastwords import read_last_words
 from melodeon.coord.lines import Brood, Line, Spoken, Watch
 from melodeon.coord.messages import Ask, Orders, Status
 from melodeon.coord.niceness import stand_back
-from melodeon.coord.store import LeaseLost, Store, StoreError, StoreUnreachable, open_store
+from melodeon.coord.store import LeaseLost, Store, StoreError, StoreUnreachable, follow, open_store
 from melodeon.core.errors import MelodeonError
 
 LAZY_S = 0.02
 """Progress alone is reported so much later: workers tell of theirs all at once, and one report has it all."""
+BEGIN_S = 120.0
+"""A job that others see has its first master long before, or is over."""
 FAREWELL_S = 10.0
 """How long the master's agent waits for others to hear that the job is over."""
 
@@ -185,6 +187,8 @@ class Agent:
     async def _campaign(self) -> None:
         config = self._config
         value = msgspec.json.encode(Whereabouts(agent=config.agent, address=self._downlinks.address))
+        if config.guest and not await self._has_begun():
+            return
         while True:
             try:
                 term = await campaign(self._store, config.prefix + "master", value, config.ttl_s)
@@ -194,10 +198,25 @@ class Agent:
                 await self._rule(
                     MasterRunner(config, self._store, term.fence, self._events, self._send_orders), term.lost
                 )
+            except Forgotten:
+                # This node was away when the job ended: nobody told it, and nobody will.
+                self._on_orders(Orders(fence=term.number, number=1, agent=config.agent, end="stopped"))
+                await self._workers.empty.wait()
+                return
             except StoreError:
                 pass  # refused, or out of reach for too long: another term, perhaps another's
             finally:
                 await term.resign()
+
+    async def _has_begun(self) -> bool:
+        """Whether there is a job to be master of, or soon is: whoever comes from elsewhere begins none."""
+        key = self._config.prefix + "state"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEGIN_S), contextlib.aclosing(follow(self._store, key)) as changes:
+                async for change in changes:
+                    if change.key == key and change.entry is not None:
+                        return True
+        return False
 
     async def _rule(self, runner: MasterRunner, lost: asyncio.Event) -> None:
         ruling = asyncio.create_task(runner.run())

@@ -17,9 +17,14 @@ from melodeon.coord.failpoint import failpoint
 from melodeon.coord.master import Master
 from melodeon.coord.master_state import MasterState, Outcome
 from melodeon.coord.messages import Answer, Ask, Orders, Record, Report
-from melodeon.coord.store import Fence, Store, follow
+from melodeon.coord.store import Fence, Store, StoreError, follow
 
 MISSING_S = 1.0
+
+
+class Forgotten(StoreError):
+    """The store knows nothing of the job: its launcher has ended it and cleared up."""
+
 
 Reply = Callable[[Answer], None]
 SendOrders = Callable[[str, Orders], None]
@@ -57,7 +62,10 @@ class MasterRunner:
         self._put(ask)
 
     async def run(self) -> None:
-        """Be the master until the term is over (raises Fenced) or the task is cancelled."""
+        """Be the master until the term is over (raises Fenced) or the task is cancelled.
+
+        Raises Forgotten where there is nothing to be master of: one that has come to a job does not begin it anew.
+        """
         failpoint("master.elected")
         master = await self._load()
         watching = [asyncio.create_task(part) for part in (self._watch_agents(), self._miss_agents(master))]
@@ -84,6 +92,8 @@ class MasterRunner:
     async def _load(self) -> Master:
         entry = await self._store.get(self._config.prefix + "state")
         self._stored = 0 if entry is None else entry.modified
+        if entry is None and self._config.guest:
+            raise Forgotten(f"the job of {self._fence.key} has ended: there is nothing to be master of")
         if entry is None:
             return Master.begin(self._config.job_config, self._fence.created)
         return Master.load(entry.value, self._fence.created)

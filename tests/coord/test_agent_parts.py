@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from melodeon.coord import agent as agent_module
 from melodeon.coord import agent_nursery, agent_workers, wire
 from melodeon.coord.agent import Agent
 from melodeon.coord.agent_config import AgentConfig
@@ -42,6 +43,10 @@ LINES = msgspec.msgpack.Decoder(Line)
 class Troubled(EmbeddedStore):
     """A store that does one thing wrong when a test says so."""
 
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._listed: dict[str, asyncio.Event] = {}
+
     ending = 0
     """This lease ends right after the next listing."""
     lost_puts = 0
@@ -55,10 +60,15 @@ class Troubled(EmbeddedStore):
             self.lost_listings -= 1
             raise StoreUnreachable("nobody has answered")
         listing = await super().list(prefix)
+        self._listed.setdefault(prefix, asyncio.Event()).set()
         lease, self.ending = self.ending, 0
         if lease:
             await self.revoke(lease)
         return listing
+
+    async def listed(self, prefix: str) -> None:
+        """Until somebody has looked there."""
+        await self._listed.setdefault(prefix, asyncio.Event()).wait()
 
     async def put(self, key: str, value: bytes, **conditions: object) -> int:
         if self.lost_puts:
@@ -231,6 +241,53 @@ def test_an_agent_waits_for_a_store_whose_host_lives_and_for_no_other(
             for task in (following, calling):
                 task.cancel()
             await asyncio.gather(following, calling, return_exceptions=True)
+            agent._events.close()
+
+    asyncio.run(main())
+
+
+def test_a_guest_that_was_away_when_the_job_ended_does_not_begin_it_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = msgspec.structs.replace(make_config(tmp_path), guest=True)
+        master, state = config.prefix + "master", config.prefix + "state"
+        async with a_store(tmp_path) as store:
+            for key in (master, state):
+                await store.put(key, b"another's")
+            agent = Agent(config, store)
+            agent._uplink = Uplink(store, master, agent="a", token="", report=lambda: report, on_orders=lambda _: None)
+            agent._workers = Workers(
+                config, AgentState(agent="a", host="h", slots=1, incarnation=1), on_news=agent._on_news
+            )
+            report = agent._workers.state.report()
+            process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+            agent._workers.on_orders(
+                Orders(fence=1, number=1, agent="a", workers=(WorkerOrder(worker=0, slot=0, notice=Notice(number=1)),))
+            )
+            write_mark(config.node_dir / "worker-0.pid", process.pid)
+            agent._workers._on_unsure(0)
+            campaigning = asyncio.create_task(agent._campaign())
+            await store.listed(master)  # and so it waits its turn
+            for key in (state, master):
+                await store.delete(key)
+            await asyncio.gather(campaigning, asyncio.to_thread(process.wait))
+            assert agent._over.is_set()
+            assert not await store.list(config.prefix)
+            agent._events.close()
+        assert (tmp_path / "events.jsonl").read_text() == ""
+
+    asyncio.run(main())
+
+
+def test_a_guest_waits_for_a_job_to_begin_and_begins_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "BEGIN_S", 0.1)
+
+    async def main() -> None:
+        config = msgspec.structs.replace(make_config(tmp_path), guest=True)
+        async with a_store(tmp_path) as store:
+            before = (await store.list("")).revision
+            agent = Agent(config, store)
+            await agent._campaign()
+            assert (await store.list("")).revision == before
             agent._events.close()
 
     asyncio.run(main())
