@@ -31,7 +31,7 @@ from melodeon.coord.lastwords import read_last_words
 from melodeon.coord.lines import Brood, Line, Spoken, Watch
 from melodeon.coord.messages import Ask, Orders, Status
 from melodeon.coord.niceness import stand_back
-from melodeon.coord.store import LeaseLost, Store, StoreError, StoreUnreachable, follow, open_store
+from melodeon.coord.store import LeaseLost, Refused, Store, StoreError, StoreUnreachable, follow, open_store
 from melodeon.core.errors import MelodeonError
 
 LAZY_S = 0.02
@@ -192,6 +192,9 @@ class Agent:
         while True:
             try:
                 term = await campaign(self._store, config.prefix + "master", value, config.ttl_s)
+            except Refused:
+                await self._let_be()
+                continue
             except StoreError:
                 continue  # the store itself waits before it gives up
             try:
@@ -203,10 +206,16 @@ class Agent:
                 self._on_orders(Orders(fence=term.number, number=1, agent=config.agent, end="stopped"))
                 await self._workers.empty.wait()
                 return
+            except Refused:
+                await self._let_be()
             except StoreError:
-                pass  # refused, or out of reach for too long: another term, perhaps another's
+                pass  # fenced, or out of reach for too long: another term, perhaps another's
             finally:
                 await term.resign()
+
+    async def _let_be(self) -> None:
+        """One that refuses does so at once: all agents would keep it busy."""
+        await asyncio.sleep(self._config.ttl_s / 3)
 
     async def _has_begun(self) -> bool:
         """Whether there is a job to be master of, or soon is: whoever comes from elsewhere begins none."""

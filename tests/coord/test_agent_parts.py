@@ -46,6 +46,7 @@ class Troubled(EmbeddedStore):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._listed: dict[str, asyncio.Event] = {}
+        self.refused, self.refusing = 0, asyncio.Condition()
 
     ending = 0
     """This lease ends right after the next listing."""
@@ -53,6 +54,8 @@ class Troubled(EmbeddedStore):
     """So many writes are not answered."""
     lost_listings = 0
     """So many listings are not answered."""
+    has_no_room_for = ""
+    """`lease` or `state`."""
     refuses_watches = False
 
     async def list(self, prefix: str) -> Listing:
@@ -74,7 +77,20 @@ class Troubled(EmbeddedStore):
         if self.lost_puts:
             self.lost_puts -= 1
             raise StoreUnreachable("nobody has answered")
+        if self.has_no_room_for and key.endswith(f"/{self.has_no_room_for}"):
+            await self._refuse()
         return await super().put(key, value, **conditions)  # type: ignore[arg-type]
+
+    async def grant(self, ttl_s: float) -> int:
+        if self.has_no_room_for == "lease":
+            await self._refuse()
+        return await super().grant(ttl_s)
+
+    async def _refuse(self) -> None:
+        async with self.refusing:
+            self.refused += 1
+            self.refusing.notify_all()
+        raise Refused("there is no room")
 
     async def watch(self, prefix: str, after: int) -> AsyncGenerator[Change, None]:
         if self.refuses_watches:
@@ -288,6 +304,27 @@ def test_a_guest_waits_for_a_job_to_begin_and_begins_none(tmp_path: Path, monkey
             agent = Agent(config, store)
             await agent._campaign()
             assert (await store.list("")).revision == before
+            agent._events.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["lease", "state"])
+def test_a_store_that_refuses_is_asked_now_and_then(what: str, tmp_path: Path) -> None:
+    """As an etcd without room does, at once: all agents would keep it busy, and their processors."""
+
+    async def main() -> None:
+        config = make_config(tmp_path)
+        async with a_store(tmp_path) as store:
+            store.has_no_room_for = what
+            agent, begun = Agent(config, store), asyncio.get_running_loop().time()
+            agent._uplink = Uplink(store, "", agent="a", token="", report=Mock(), on_orders=Mock())
+            campaigning = asyncio.create_task(agent._campaign())
+            async with store.refusing:
+                await store.refusing.wait_for(lambda: store.refused == 3)
+            campaigning.cancel()
+            await asyncio.gather(campaigning, return_exceptions=True)
+            assert asyncio.get_running_loop().time() - begun > 2 * config.ttl_s / 3
             agent._events.close()
 
     asyncio.run(main())
