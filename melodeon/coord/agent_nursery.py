@@ -24,6 +24,8 @@ from melodeon.coord.marks import is_begun, kill_group, last_line, read_mark, wri
 from melodeon.coord.sprout import request_for, sprout
 
 QUICK_S = 30.0
+STUCK_S = 15.0
+"""A nursery that has not made a worker for so long stands still; it takes milliseconds."""
 MOST_FAILURES, MOST_KILLS = 3, 20
 """A nursery that ends this often in a row, within `QUICK_S` of its start and before it could speak, will not do better.
 One that somebody else has ended may."""
@@ -58,6 +60,8 @@ class Nursery:
         """Not sent yet."""
         self._sent: dict[int, Start] = {}
         """Sent to the present nursery, and not heard of since."""
+        self._sent_at = 0.0
+        """When the first of them was, or one of them was heard of."""
         self._hopeless = ""
         """Why there will be no other nursery."""
 
@@ -93,6 +97,11 @@ class Nursery:
         """Do not start it after all; False if it was asked for already."""
         return self._waiting.pop(worker, None) is not None
 
+    def look(self, now: float) -> None:
+        """End a nursery that stands still: those that it was to make are made by the next one."""
+        if self._sent and self._pid is not None and now - self._sent_at >= STUCK_S:
+            kill_group(self._pid)
+
     def heard(self, brood: Brood, writer: asyncio.StreamWriter) -> None:
         """The nursery has spoken. One that is not ours any more (an older one, woken up) is sent away."""
         if self._sprouting is not None:
@@ -102,7 +111,7 @@ class Nursery:
             kill_group(brood.pid)
             return
         is_new, self._writer, self._brood = writer is not self._writer, writer, brood
-        self._quick_deaths = 0
+        self._quick_deaths, self._sent_at = 0, time.monotonic()
         for worker in brood.workers.keys() | brood.ended.keys():
             self._sent.pop(worker, None)
         if is_new:  # what was on its way on another connection may be lost
@@ -145,6 +154,7 @@ class Nursery:
             return
         for worker, order in list(self._waiting.items()):
             del self._waiting[worker]
+            self._sent_at = self._sent_at if self._sent else time.monotonic()
             self._sent[worker] = order
             self._writer.write(wire.pack(order))
 

@@ -299,6 +299,8 @@ class Workers:
         now = time.monotonic()
         if now - before > PULSE_S + LATE_S:
             self._judge_after = now + LATE_S
+        if now >= self._judge_after:
+            self.nursery.look(now)
         self.state.on_unmade(self.nursery.unmade, now)
         due = self.state.next_at()
         if due is not None and now >= max(due, self._judge_after):

@@ -404,6 +404,42 @@ def test_a_nursery_that_calls_again_is_asked_again_for_whom_it_does_not_know(tmp
     asyncio.run(main())
 
 
+def test_a_nursery_that_stands_still_is_ended_and_the_next_one_makes_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(agent_nursery, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def main() -> None:
+        nonlocal now
+        config = make_config(tmp_path)
+        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        write_mark(config.node_dir / "nursery.pid", process.pid)
+        following = asyncio.Event()
+        nursery = Nursery(config, on_brood=lambda _: None, on_unsure=lambda _: None, on_hopeless=lambda _: None)
+        monkeypatch.setattr(nursery, "_launch", following.set)
+        nursery.open()
+        writer = cast("asyncio.StreamWriter", Ear())
+        nursery.heard(Brood(pid=process.pid), writer)
+        now += 100.0
+        nursery.look(now)
+        for worker in (1, 2):
+            (tmp_path / str(worker)).touch()
+            nursery.start(Start(worker=worker, argv=(), env={}, out="", err="", mark=str(tmp_path / str(worker))))
+        now += 10.0
+        nursery.heard(Brood(pid=process.pid, workers={1: 12345}), writer)
+        now += 14.0
+        nursery.look(now)
+        assert (process.poll(), nursery.unmade) == (None, ())
+        now += 2.0
+        nursery.look(now)
+        assert process.wait(20) == -signal.SIGKILL
+        await asyncio.wait_for(following.wait(), 20)
+        assert nursery.unmade == (2,)
+
+    asyncio.run(main())
+
+
 def test_a_nursery_for_which_there_is_no_room_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         config = msgspec.structs.replace(make_config(tmp_path), zygote="any")
