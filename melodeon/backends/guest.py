@@ -19,7 +19,7 @@ import msgspec
 from melodeon.backends.addresses import own_towards, require_own
 from melodeon.backends.agents import Agents, kept_agents, socket_path, wake_pipe
 from melodeon.backends.elastic_store import StoreThread
-from melodeon.backends.local import OnEvent, worker_env
+from melodeon.backends.local import Event, OnEvent, worker_env
 from melodeon.backends.orphan import write_end
 from melodeon.backends.rollcall import RollCall
 from melodeon.backends.signals import forwarded_signals
@@ -126,7 +126,10 @@ class _Visit:
     def __init__(self, run_dir: Path, on_event: OnEvent) -> None:
         self.leaving = False
         self._hurry = False
-        self._events = EventTail(run_dir, on_event)
+        self._is_over = False
+        """The job has ended, and with it perhaps its store; scripts may still have something to do."""
+        self._on_event = on_event
+        self._events = EventTail(run_dir, self._heard)
 
     def signalled(self, numbers: bytes) -> None:
         """The first signal asks to leave in order, another one to leave at once."""
@@ -145,7 +148,7 @@ class _Visit:
             self._events.read()
             for agent in roll.missing(agents.running):
                 agents.kill(agent)
-            if (trouble := roll.trouble(patience_s)) is not None:
+            if not self._is_over and (trouble := roll.trouble(patience_s)) is not None:
                 if self.leaving:
                     return
                 raise trouble
@@ -153,6 +156,10 @@ class _Visit:
                 remind_at = time.monotonic() + REMIND_S
                 agents.tell(signal.SIGTERM)
         self._events.read()
+
+    def _heard(self, event: Event) -> None:
+        self._is_over = self._is_over or (event.get("kind") == "end" and "outcome" in event)
+        self._on_event(event)
 
 
 async def _require_free(host: AgentConfig, name: str) -> None:

@@ -175,13 +175,14 @@ class Agent:
         """Be connected with the master, for as long as there is a store that tells who that is.
 
         Elsewhere another master may have taken over, and nobody else would end what runs here; but while the launcher
-        hosts the store and stands still (Ctrl-Z, a debugger), there is no other master and the workers train on.
+        hosts the store and stands still (Ctrl-Z, a debugger), there is no other master and the workers train on. Nor is
+        there one when the job is over, and what scripts still do then needs none.
         """
         while True:
             try:
                 return await self._uplink.run()
             except StoreUnreachable:
-                if not self._config.is_hosted:
+                if not (self._config.is_hosted or self._over.is_set()):
                     raise
 
     async def _campaign(self) -> None:

@@ -20,7 +20,7 @@ from melodeon.coord.agent_config import AgentConfig, read_config, write_config
 from melodeon.coord.master_state import AgentInfo, JobConfig, MasterState
 from melodeon.coord.store import StoreUnreachable
 from melodeon.core.errors import NotFound, UsageError
-from tests.coord.running import PRELOAD, Running, _processes, eventually
+from tests.coord.running import PRELOAD, Running, _processes, eventually, gone
 
 LISTENING = {"listen": "127.0.0.1"}
 
@@ -141,6 +141,22 @@ def test_a_guests_agent_that_stands_still_is_started_again(tmp_path: Path) -> No
         assert job.handle.stop().ok
         assert taking.result(timeout=60), "it hears of the end"
         job.end()
+
+
+def test_a_script_goes_on_after_its_training_though_the_launcher_has_left(tmp_path: Path) -> None:
+    with Running(tmp_path, "rest-1", workers=1, elastic=LISTENING) as job, ThreadPoolExecutor(1) as pool:
+        job.wait_for_view(0)
+        guest = Guest(run_dir=job.folder, name="guest", slots=1, address="127.0.0.2", patience_s=1.0, stuck_s=1.0)
+        taking = pool.submit(take_part, guest, on_start=lambda _: None, on_event=lambda _: None)
+        job.wait_for("agent_joined", agent="guest")
+        assert job.handle.scale_out(1, "guest").ok
+        resting = job.workers()[1]
+        assert job.handle.stop().ok
+        job.end()
+        assert not gone(resting, within_s=5.0), "the store is gone for longer than the guest waits"
+        (job.folder / "may-end").touch()
+        assert taking.result(timeout=60)
+        assert job.log(1).endswith("end of script\n")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

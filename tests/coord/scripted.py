@@ -8,6 +8,7 @@ import select
 import socket
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -118,6 +119,8 @@ def main() -> None:
     Worker(launch, steps).run()
     if "fail-after" in sys.argv:
         sys.exit(3)
+    while f"rest-{launch.worker_number}" in sys.argv and not Path(launch.run_dir, "may-end").exists():
+        select.select([], [], [], 0.01)
     print("end of script")
 
 
