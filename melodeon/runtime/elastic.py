@@ -253,8 +253,8 @@ class Elastic:
         """The job's state, with what its journal must know to go on."""
         return {"state": self._course.capture(), "journal": self._course.journal.carried()}
 
-    def restore(self, captured: dict[str, Any]) -> None:
-        """Go on from another worker's state."""
+    def restore(self, captured: dict[str, Any], stand: Standing) -> None:
+        """Go on from another worker's state. This one may be the only one with it before a view holds."""
         if self._course.stands_elsewhere(captured["state"]):
             # A leaver that was asked back late. Its script cannot be led to where the others' scripts are; they have
             # the state and go on without it, as if it had been killed.
@@ -262,6 +262,7 @@ class Elastic:
             os.kill(os.getpid(), signal.SIGKILL)
         self._course.restore(captured["state"])
         self._course.journal.adopt(captured["journal"])
+        self._stand(stand)
         self._whole = True
 
     def part(self) -> None:
@@ -274,10 +275,13 @@ class Elastic:
         self._course.batches.running = self._factor()
         self._course.members = view.workers
         self._course.reseat(group, view.assignment, exchange)
-        self._due, self._checkpoint = stand.due, stand.checkpoint
-        self._course.beat.agreed = Signals(*stand.agreed)
+        self._stand(stand)
         # No pause yet: that of the view before is not this one's.
         self._metrics = {}  # whoever has virtual rank 0 now tells of them
         self._entered = True
         told = {"step": self._course.beat.step, "busy_s": (), "pause_s": 0.0, "metrics": {}}
         self._link.post(urgent=False, factor=self._course.batches.running, **told)
+
+    def _stand(self, stand: Standing) -> None:
+        self._due, self._checkpoint = stand.due, stand.checkpoint
+        self._course.beat.agreed = Signals(*stand.agreed)

@@ -70,8 +70,8 @@ class Trainer(Protocol):
     def capture(self) -> dict[str, Any]:
         """The job's state at the last boundary."""
 
-    def restore(self, captured: dict[str, Any]) -> None:
-        """Go on from this state."""
+    def restore(self, captured: dict[str, Any], stand: Standing) -> None:
+        """Go on from this state; whoever gave it stands where `stand` says."""
 
     def part(self) -> None:
         """Nobody needs this worker any more: it ends, and the job goes on without it."""
@@ -311,6 +311,7 @@ class Views:
     def _copy(self, view: View, group: Group, standings: Sequence[Standing], connection: Connection) -> None:
         """Bring everybody to the highest committed step."""
         top = max(standing.step for standing in standings)
+        stand = _common([standing for standing in standings if standing.step == top])
         holders = [rank for rank, standing in enumerate(standings) if standing.step == top]
         behind = [rank for rank, standing in enumerate(standings) if standing.step != top]
         if not behind:
@@ -330,8 +331,13 @@ class Views:
                 check=alarm.check,
             )
             return
+
         # A newcomer's memory is filled in place. Who has a state keeps it until the newer one is whole: if the holder
         # dies meanwhile, it is what the others go on from.
+        def take(received: Received) -> None:
+            failpoint("view.received")
+            self._trainer.restore(received.state, stand)
+
         room, put_back = None, None
         if standings[group.rank].step == NOTHING:
             room = connection.room if connection.room is not None else self._trainer.capture()
@@ -343,17 +349,13 @@ class Views:
                 connection.door,
                 connection.invitations,
                 into=room,
-                take=self._take,
+                take=take,
                 check=alarm.check,
             )
         except WorkerLost:
             if put_back is not None and self._trainer.standing().step == NOTHING:
                 put_back()  # if nobody else has the state, the job begins with the model as it was built
             raise
-
-    def _take(self, received: Received) -> None:
-        failpoint("view.received")
-        self._trainer.restore(received.state)
 
     def _wait_for_release(self, view: View) -> None:
         """Without a seat: hold the state until the others are well in their view, then end."""

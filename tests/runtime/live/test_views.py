@@ -225,6 +225,26 @@ def test_a_newcomer_that_is_to_pass_the_state_on_keeps_it_when_all_the_others_ar
         assert conductor.states == undisturbed["tree"][:SHORT]
 
 
+def test_what_a_boundary_had_to_do_is_done_by_a_newcomer_that_is_left_alone_with_it(
+    tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]
+) -> None:
+    """It has the state of a step whose digest was not written yet, and no view to train in."""
+    failpoints = "boundary.digest=lose@6/0,view.copied=kill@2/0"
+    with Conductor(tmp_path / "run", cases.everything, failpoints=failpoints, order="ddp") as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.until(lambda: conductor.statuses[0].broken == 1)
+        conductor.start(1)
+        conductor.ready(1)
+        conductor.view([(0, 2), (1, 2)], planned=False, reason="worker 0 has lost somebody")
+        assert conductor.exit_code(0) == -signal.SIGKILL, conductor.log()
+        conductor.until(lambda: conductor.statuses[1].broken == conductor.generation)
+        conductor.entered(conductor.view([(1, 4)], planned=False, reason="worker 0 is gone"))
+        conductor.done(1)
+        assert conductor.states == undisturbed["ddp"][:SHORT]
+
+
 def test_a_layer_that_is_frozen_where_the_view_changes_stays_as_it_is(tmp_path: Path) -> None:
     expected = crew.run(cases.frozen_later, [4], tmp_path / "undisturbed").well()
     with Conductor(tmp_path / "run", cases.frozen_later, failpoints="boundary.digest=lose@6/0") as conductor:
