@@ -263,6 +263,7 @@ class Elastic:
         self._course.restore(captured["state"])
         self._course.journal.adopt(captured["journal"])
         self._stand(stand)
+        self._beyond = False  # its script may be beyond an earlier pass, and not yet beyond this step
         self._whole = True
 
     def part(self) -> None:

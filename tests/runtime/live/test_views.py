@@ -245,6 +245,25 @@ def test_what_a_boundary_had_to_do_is_done_by_a_newcomer_that_is_left_alone_with
         assert conductor.states == undisturbed["ddp"][:SHORT]
 
 
+def test_who_got_the_first_step_of_a_pass_from_another_is_not_beyond_it(tmp_path: Path) -> None:
+    """It is beyond the pass before, whose end it has seen; what the step's boundary has to do is done again all the
+    same.
+    """
+    expected = crew.run(cases.frozen_later, [4], tmp_path / "undisturbed").well()
+    failpoints = "step.agreed=lose@5/1,boundary.digest=lose@5/0"
+    with Conductor(tmp_path / "run", cases.frozen_later, failpoints=failpoints) as conductor:
+        conductor.start(0, 1)
+        conductor.ready(0, 1)
+        seats = [(0, 2), (1, 2)]
+        conductor.entered(conductor.view(seats, planned=False))
+        conductor.until(lambda: conductor.statuses[1].broken == 1)
+        conductor.entered(conductor.view(seats, planned=False, reason="worker 1 has lost somebody"))
+        conductor.until(lambda: conductor.statuses[0].broken == 2)
+        conductor.entered(conductor.view(seats, planned=False, reason="worker 0 has lost somebody"))
+        conductor.done(0, 1)
+        assert conductor.states == list(expected.states.items())
+
+
 def test_a_layer_that_is_frozen_where_the_view_changes_stays_as_it_is(tmp_path: Path) -> None:
     expected = crew.run(cases.frozen_later, [4], tmp_path / "undisturbed").well()
     with Conductor(tmp_path / "run", cases.frozen_later, failpoints="boundary.digest=lose@6/0") as conductor:
