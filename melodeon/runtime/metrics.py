@@ -75,18 +75,23 @@ class Metrics:
         not if others turn out to have finished it.
         """
         mine = {**self._told_before(steps_done), **self._said(steps_done)}
-        payloads = self.group.gather_bytes(json.dumps(mine).encode())  # if it fails, all is told with the next
+        epochs = {step: self._epochs[step] for step in mine}  # whoever writes the rows may have come later
+        payloads = self.group.gather_bytes(
+            json.dumps([mine, epochs]).encode()
+        )  # if it fails, all is told with the next
         self._values = {step: names for step, names in self._values.items() if step >= steps_done}
         merged: Cells = {}
         for payload in payloads:
-            for step, names in json.loads(payload).items():
+            cells, epochs = json.loads(payload)
+            self._epochs |= {int(step): epoch for step, epoch in epochs.items()}
+            for step, names in cells.items():
                 for name, by_rank in names.items():
                     cell = merged.setdefault(int(step), {}).setdefault(name, {})
                     cell.update({int(rank): (weight, value) for rank, (weight, value) in by_rank.items()})
         self._told = ref(self.group), steps_done, merged
         failpoint("boundary.metrics")
         for step in sorted(merged):
-            row: Row = {"step": step + 1, "epoch": self._epochs.get(step, 0)}
+            row: Row = {"step": step + 1, "epoch": self._epochs[step]}
             # Of a step in which a worker was lost, all that is left may be the word of those who had no samples.
             told = {name: cell for name, cell in sorted(merged[step].items()) if any(w for w, _ in cell.values())}
             row |= {name: mean(cell, self.width(step)) for name, cell in told.items()}

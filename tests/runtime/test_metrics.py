@@ -52,6 +52,20 @@ def test_rows_are_the_same_on_every_split(split: tuple[range, ...]) -> None:
     ]
 
 
+def test_whoever_came_later_knows_the_epochs_of_the_steps_that_others_tell_of() -> None:
+    def work(group: Group) -> list[Row]:
+        rows: list[Row] = []
+        metrics = Metrics(group, 2, 4, rows.append)
+        for step in range(4):
+            if group.rank == 1 or step == 3:  # the one that writes has come for the last step
+                metrics.add(step, 3 + step // 2, group.rank, 1.0, {"loss": 1.0})
+            metrics.boundary(step + 1)
+        return rows
+
+    for rows in on_workers(2, work):
+        assert [(row["step"], row["epoch"]) for row in rows] == [(1, 3), (2, 3), (3, 4), (4, 4)]
+
+
 def test_a_script_is_quiet_only_after_a_whole_step_without_a_word() -> None:
     metrics = Metrics(Group(0, 1), 2, 1, lambda _: None)
     assert not metrics.quiet  # it may log at the end of its first step
