@@ -290,11 +290,16 @@ class _Job:
 
     def _outcome(self, store: "StoreThread") -> Outcome:
         from melodeon.backends.elastic_end import reason_of
+        from melodeon.coord.store import StoreError
 
         if self._agents.hopeless is not None:
             return Outcome(exit_code=1, reason=str(self._agents.hopeless))
-        stored = store.read(self._prefix + "state", self._token)
+        unsaid = "the agents ended, and none of them said how the job did"
+        try:
+            stored = store.read(self._prefix + "state", self._token)
+        except StoreError as error:
+            stored, unsaid = None, f"{unsaid}: {error}"
         found = reason_of(stored, self._run_dir, self._errors)
         if self._stopping is not None and (found is None or found.ok or found == STOPPED):
             return STOPPED
-        return found or Outcome(exit_code=1, reason="the agents ended, and none of them said how the job did")
+        return found or Outcome(exit_code=1, reason=unsaid)

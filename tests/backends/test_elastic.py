@@ -14,6 +14,8 @@ import pytest
 from melodeon.backends import agents
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.elastic_end import reason_of
+from melodeon.backends.elastic_store import StoreThread
+from melodeon.backends.local import Event
 from melodeon.backends.outcome import STOPPED, Outcome
 from melodeon.backends.rollcall import Absences
 from melodeon.coord import registry
@@ -21,6 +23,7 @@ from melodeon.coord.lastwords import write_last_words
 from melodeon.coord.marks import started
 from melodeon.coord.master_state import JobConfig, MasterState, WorkerInfo
 from melodeon.coord.messages import Phase, Status
+from melodeon.coord.store import StoreUnreachable
 from melodeon.core.errors import UsageError, sentence_of
 from melodeon.core.launch import Launch
 from tests.coord.running import PRELOAD, SCRIPT, Running, events_file, eventually, gone, resume
@@ -109,6 +112,26 @@ def test_whoever_finds_a_job_finds_what_its_folder_tells_guests(
     with Running(tmp_path, workers=2, agents=2, steps=5) as job:
         assert job.end().ok
     assert told == [job.folder / "agents" / agent / "agent.json" for agent in ("node0", "node1")]
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_store_that_is_gone_at_the_end_is_no_failure_of_the_launcher(
+    interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise StoreUnreachable("the store at http://10.0.0.9:2379 does not answer")
+
+    def interrupt(event: Event) -> None:
+        if interrupted and event["kind"] == "view":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(StoreThread, "read", gone)
+    (tmp_path / "run").mkdir()
+    elastic = Elastic(job=JobConfig(job="x", workers=1), preload=PRELOAD)
+    command = [SCRIPT, "100000" if interrupted else "3"]
+    outcome = run_elastic(command, Launch(), tmp_path / "run", elastic, on_event=interrupt)
+    text = "the agents ended, and none of them said how the job did: the store at http://10.0.0.9:2379 does not answer"
+    assert outcome == (STOPPED if interrupted else Outcome(exit_code=1, reason=text))
 
 
 def test_an_error_keeps_its_exit_code_where_its_event_was_never_written(tmp_path: Path) -> None:
