@@ -9,6 +9,7 @@ import msgspec
 
 from melodeon.coord.handed import hand, read_handed
 from melodeon.coord.master_state import JobConfig
+from melodeon.core.errors import NotFound
 
 LOOPBACK = "127.0.0.1"
 TOKEN_VARIABLE = "MELODEON_TOKEN"  # noqa: S105 - the variable's name
@@ -81,7 +82,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The secret, from where it is kept."""
         if self.token_file is None:
             return os.environ.get(TOKEN_VARIABLE, "")
-        return Path(self.token_file).read_text().strip()
+        try:
+            return Path(self.token_file).read_text().strip()
+        except FileNotFoundError:
+            raise NotFound(f"job {self.job} has ended: {self.token_file} is gone with its launcher") from None
 
     def nursery_command(self) -> list[str]:
         """How this agent's nursery is started."""

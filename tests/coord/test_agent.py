@@ -10,11 +10,12 @@ import pytest
 
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.local import Event
-from melodeon.coord.agent_config import read_config
+from melodeon.coord.agent import main
+from melodeon.coord.agent_config import AgentConfig, read_config, write_config
 from melodeon.coord.marks import read_marks
 from melodeon.coord.master_state import JobConfig
 from melodeon.coord.store import Listing, open_store
-from melodeon.core.errors import Unreachable
+from melodeon.core.errors import NotFound, Unreachable
 from melodeon.core.launch import Launch
 from tests.coord.etcd_process import EtcdMember
 from tests.coord.running import PRELOAD, SCRIPT, Running, eventually, gone
@@ -213,3 +214,28 @@ def test_a_short_stop_is_forgiven(tmp_path: Path) -> None:
 
 def _workers_of(job: Running, agent: int) -> list[int]:
     return sorted(read_marks(job.folder / "agents" / f"node{agent}"))
+
+
+def test_an_agent_whose_jobs_secret_is_gone_says_that_the_job_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret, file = tmp_path / ".token", tmp_path / "agent.json"
+    write_config(
+        file,
+        AgentConfig(
+            job="x",
+            run="r",
+            agent="node0",
+            host="node0",
+            slots=1,
+            run_dir=str(tmp_path),
+            store=f"unix:{tmp_path}/store",
+            socket=str(tmp_path / "agent"),
+            token_file=str(secret),
+            argv=("train.py",),
+            launch={},
+            job_config=JobConfig(job="x"),
+        ),
+    )
+    assert main(["agent", str(file)]) == NotFound.exit_code
+    assert capsys.readouterr().err == f"error: job x has ended: {secret} is gone with its launcher\n"
