@@ -6,12 +6,13 @@ Never a token, a query or a body. The file is only ever added to; a full one is 
 """
 
 import os
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import msgspec
+
+from melodeon.control.trouble import tell
 
 LARGEST = 64 << 20
 """Bytes after which the file is set aside as `.1`."""
@@ -76,4 +77,4 @@ class Audit:
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
         except OSError as error:
             # What was asked has happened by now: it is not undone, but somebody should know.
-            print(f"melodeon: the audit log cannot be written ({error})", file=sys.stderr)  # noqa: T201
+            tell(f"the audit log cannot be written ({error})")

@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import stat
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from starlette.requests import HTTPConnection, cookie_parser
 from starlette.responses import Response
 
 from melodeon.control.api.errors import Unauthorized
+from melodeon.control.trouble import tell
 from melodeon.core.errors import UsageError
 from melodeon.sched.quota import Quota, Quotas
 
@@ -180,7 +180,7 @@ class Auth:
                 self._known = self._all()
             except UsageError as error:
                 # Half written or wrong: those who were known stay so, and the operator is told.
-                print(f"melodeon: {error}; the users are those of before", file=sys.stderr)  # noqa: T201
+                tell(f"{error}; the users are those of before")
         return self._known
 
 
