@@ -77,9 +77,10 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     checkpoint would be larger by the whole state for good.
     """
     size = tensor.numel() * tensor.element_size()
-    if size < HUGE_FROM or not tensor.is_contiguous():
+    if size < HUGE_FROM:
         return tensor.to("cpu", copy=True)
-    room = torch.frombuffer(own_pages(size), dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+    strides = torch.empty_like(tensor, device="meta").stride()  # its own where it is dense, else row-major
+    room = torch.frombuffer(own_pages(size), dtype=torch.uint8).view(tensor.dtype).as_strided(tensor.shape, strides)
     return room.copy_(tensor)
 
 

@@ -153,7 +153,12 @@ def test_a_large_snapshot_has_its_bits_and_layout(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     raw = torch.randint(0, 2, ((4 << 20) + 128,), dtype=torch.uint8, generator=generator)
     tensor = raw.view(dtype).view(4, 2, -1)
-    tree = {"plain": tensor, "transposed": tensor.transpose(0, 2), "whole": tensor[None]}
+    tree = {
+        "plain": tensor,
+        "transposed": tensor.transpose(0, 2),
+        "whole": tensor[None],
+        "one by one": tensor.view(2, -1).as_strided((2, tensor.numel() // 2, 1, 1), (tensor.numel() // 2, 1, 99, 99)),
+    }
     snapshot = clone_state(tree)
     assert digest_state(snapshot) == digest_state(tree)
     assert [part.stride() for part in snapshot.values()] == [part.stride() for part in tree.values()]

@@ -51,14 +51,15 @@ def test_a_step_faults_nothing_in_that_was_there_before(how: str, size: int) -> 
 
 
 SNAPSHOTS = """
-import torch
+import sys, torch
 from pathlib import Path
 from melodeon.runtime.codec import clone_state
 from melodeon.runtime.memory import keep_freed
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 keep_freed()
-state = {"weights": torch.ones(16 << 20)}
+weights = torch.ones(64, 256, 32, 32).to(memory_format=getattr(torch, sys.argv[1]))
+state = {"weights": weights}
 before = resident()
 held = clone_state(state)
 during = resident()
@@ -67,8 +68,9 @@ print(during - before, resident() - before)
 """
 
 
-def test_what_was_stored_is_given_back_to_the_system() -> None:
-    command = [sys.executable, "-c", SNAPSHOTS]
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+def test_what_was_stored_is_given_back_to_the_system(layout: str) -> None:
+    command = [sys.executable, "-c", SNAPSHOTS, layout]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     during, after = map(int, done.stdout.split())
     assert during >= 64 << 20
