@@ -18,7 +18,7 @@ from melodeon.coord.lastwords import write_last_words
 from melodeon.coord.marks import started
 from melodeon.core.definition import Definition
 from melodeon.core.launch import Launch
-from melodeon.core.receipt import Receipt, ReceiptEntry, header_line, next_entry
+from melodeon.core.receipt import chain_start, header_line, next_entry
 from melodeon.core.statediff import state_line
 from melodeon.runtime.digest import StateDigest
 from melodeon.runtime.link import Link
@@ -49,7 +49,11 @@ class Journal:
         self._place = Path(launch.run_dir or launch.runs_root).absolute()
         """The run's folder, or where it will be made; absolute, because the script may change its directory."""
         self._files: dict[str, IO[str]] = {}
-        self._receipt: Receipt | None = None
+        self._definition: Definition | None = None
+        self._receipted = -1
+        """The newest step in the receipt."""
+        self._chain = ""
+        """What the next entry of the receipt is chained to; the entries themselves are in the file alone."""
         self._shown_at = 0.0
 
     @cached_property
@@ -83,11 +87,16 @@ class Journal:
 
     def define(self, definition: Definition) -> None:
         """Record what defines the bits, before the first entry of the receipt."""
-        if self._receipt is None:
-            self._receipt = Receipt(definition)
+        if self._definition is None:
+            self._definition = definition
             if self._main:
                 self._write_definition(definition)
-            self._receipts.add(header_line(definition), write=self._main)
+            self._begin_receipt(definition, write=self._main)
+
+    def _begin_receipt(self, definition: Definition, *, write: bool) -> None:
+        self._receipted, self._chain = -1, chain_start(definition)
+        self._receipts.start_at(0)
+        self._receipts.add(header_line(definition), write=write)
 
     def _write_definition(self, definition: Definition) -> None:
         (self.folder / "definition.json").write_text(json.dumps(dict(definition.values), indent=2) + "\n")
@@ -114,50 +123,49 @@ class Journal:
             self._link.flush()
 
     def carried(self) -> dict[str, Any]:
-        """What a worker that joins must know to go on with the run's files."""
-        entries = self._receipt.entries if self._receipt is not None else ()
-        rows = [[entry.step, entry.digest, entry.chain] for entry in entries]
-        return {"receipt": rows, "states": self._states.size if self._record_states else 0}
+        """What a worker that joins must know to go on with the run's files, however long they are."""
+        receipt = {"step": self._receipted, "chain": self._chain, **self._receipts.carried()}
+        states = {"step": self._stated, **self._states.carried()} if self._record_states else None
+        return {"receipt": receipt, "states": states}
 
     def adopt(self, carried: Mapping[str, Any]) -> None:
         """Go on from what another worker knows."""
-        assert self._receipt is not None, "define() comes first"
-        definition = self._receipt.definition
-        entries = tuple(ReceiptEntry(step, digest, chain) for step, digest, chain in carried["receipt"])
-        self._receipt = Receipt(definition, entries)
-        self._receipts.start_at(0)
-        for line in (header_line(definition), *(entry.line() for entry in entries)):
-            self._receipts.add(line, write=False)
+        assert self._definition is not None, "define() comes first"
+        receipt = carried["receipt"]
+        self._receipted, self._chain = int(receipt["step"]), str(receipt["chain"])
+        self._receipts.adopt(receipt)
         if self._record_states:
-            self._states.start_at(int(carried["states"]))
+            self._stated = int(carried["states"]["step"])
+            self._states.adopt(carried["states"])
 
     def rewind(self, step: int) -> dict[str, Any]:
         """The job begins at `step`, perhaps after all workers were lost: cut off what was written beyond it.
 
         Called by the worker that will write; the others adopt what it returns.
         """
-        assert self._receipt is not None, "define() comes first"
-        receipt = _until(self.folder / "receipt.jsonl", step)
-        rows = [json.loads(line) for line in receipt[1:]]
-        found = {
-            "receipt": [[row["step"], row["digest"], row["chain"]] for row in rows],
-            "states": sum(len(line) for line in _until(self.folder / "states.jsonl", step)),
-        }
-        self.adopt(found)
-        self._receipts.cut()
+        assert self._definition is not None, "define() comes first"
+        self._begin_receipt(self._definition, write=False)
+        for line in _until(self.folder / "receipt.jsonl", step)[1:]:
+            row = json.loads(line)
+            self._receipted, self._chain = row["step"], row["chain"]
+            self._receipts.add(line.decode(), write=False)
         if self._record_states:
+            states = _until(self.folder / "states.jsonl", step)
+            self._stated = int(json.loads(states[-1])["step"]) if states else 0
+            self._states.start_at(sum(len(line) for line in states))
             self._states.cut()
+        self._receipts.cut()
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             os.truncate(metrics, sum(len(line) for line in _until(metrics, step)))
-        return found
+        return self.carried()
 
     def seat(self, *, main: bool) -> None:
         """Be the worker that writes, or not; a new writer adds what the one before it could not."""
         before, self._main = self._main, main
         if main and not before:
-            assert self._receipt is not None, "define() comes first"
-            self._write_definition(self._receipt.definition)
+            assert self._definition is not None, "define() comes first"
+            self._write_definition(self._definition)
             self._receipts.rewrite()
             if self._record_states:
                 self._states.rewrite()
@@ -188,10 +196,10 @@ class Journal:
 
     def digest(self, step: int, digest: StateDigest) -> None:
         """Chain a state's digest to the receipt."""
-        assert self._receipt is not None, "define() comes first"
-        if not self._receipt.entries or self._receipt.entries[-1].step < step:
-            entry = next_entry(self._receipt.chain, step, digest.root)
-            self._receipt = Receipt(self._receipt.definition, (*self._receipt.entries, entry))
+        assert self._definition is not None, "define() comes first"
+        if step > self._receipted:
+            entry = next_entry(self._chain, step, digest.root)
+            self._receipted, self._chain = step, entry.chain
             self._receipts.add(entry.line(), write=self._main)
         if self._record_states and step > self._stated:
             self._stated = step

@@ -6,7 +6,9 @@ took its place. Every worker counts the bytes; one of them writes.
 
 import os
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _RECENT = 8
 """Lines that every worker keeps, in case the one that writes is lost before they are written."""
@@ -39,6 +41,15 @@ class Records:
         """So many bytes are there already."""
         self.size = size
         self._recent.clear()
+
+    def carried(self) -> dict[str, Any]:
+        """What another worker must know to go on, however long the file is."""
+        return {"size": self.size, "recent": [[at, body.decode()] for at, body in self._recent]}
+
+    def adopt(self, carried: Mapping[str, Any]) -> None:
+        """Go on from what another worker knows."""
+        self.start_at(int(carried["size"]))
+        self._recent.extend((int(at), body.encode()) for at, body in carried["recent"])
 
     def cut(self) -> None:
         """Nothing follows what was added: cut off what an earlier life of the job has left."""

@@ -75,6 +75,31 @@ def test_who_takes_over_goes_on_with_the_means_behind_the_last_whole_line(tmp_pa
     assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
+def test_a_newcomer_goes_on_with_the_receipt_from_its_end_alone(tmp_path: Path) -> None:
+    first = Journal(Launch(run_dir=str(tmp_path), record_states=True))
+    first.define(DEFINITION)
+    sizes = []
+    for step in range(1, 101):
+        first.digest(step, digest_state({"w": step}))
+        sizes.append(len(json.dumps(first.carried())))
+    assert sizes[-1] < sizes[10] + 100  # as much as of a short run
+    newcomer = Journal(Launch(run_dir=str(tmp_path), record_states=True, worker=1, elastic=True))
+    newcomer.define(DEFINITION)
+    newcomer.adopt(json.loads(json.dumps(first.carried())))
+    first.close()
+    for name in ("receipt.jsonl", "states.jsonl"):
+        body = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(body[: len(body) - 20])  # killed inside its last line
+    newcomer.digest(100, digest_state({"w": 100}))  # a boundary that is done again
+    newcomer.digest(101, digest_state({"w": 101}))
+    newcomer.seat(main=True)
+    newcomer.digest(102, digest_state({"w": 102}))
+    newcomer.close()
+    receipt = receipts.parse((tmp_path / "receipt.jsonl").read_text().splitlines(keepends=True))
+    assert [entry.step for entry in receipt.entries] == list(range(1, 103))
+    assert [row["step"] for row in lines(tmp_path / "states.jsonl")] == list(range(1, 103))
+
+
 def test_events_go_to_the_launcher_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 100.1])
     monkeypatch.setattr(journals.time, "monotonic", lambda: next(clock))
