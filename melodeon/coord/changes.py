@@ -6,7 +6,7 @@ middle therefore needs no special case: when the survivors have regrouped, the r
 
 from collections.abc import Callable
 
-from melodeon.coord.hybrid import Decision, decide
+from melodeon.coord.hybrid import decide
 from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
 from melodeon.coord.messages import Phase
 from melodeon.coord.placing import begin_place, is_placed, lose_newcomer, pursue_place, stay
@@ -239,36 +239,14 @@ def _counts(state: MasterState) -> tuple[int, ...]:
 def _set_batch(turn: Turn, size: int) -> None:
     """Hybrid scaling: the batch that the next generation trains with, on the way to so many workers."""
     state = turn.state
-    before = (state.batch[0], len(seated(state)))
-    decision = _decide_batch(state, before, size)
-    if decision is not None and decision.factor != state.batch[0]:
-        state.batch_before = before
-        _take_batch(turn, decision)
-
-
-def retake_batch(turn: Turn, size: int) -> None:
-    """The view that the batch was to grow with has fallen apart: it grows with the workers that are left, if at all."""
-    state = turn.state
-    if state.view is None or not unsettled(state) or state.batch[1] != state.view.generation:
-        return
-    decision = _decide_batch(state, state.batch_before, size)
-    if decision is not None:
-        _take_batch(turn, decision)
-
-
-def _decide_batch(state: MasterState, before: tuple[int, int], size: int) -> Decision | None:
     hybrid = state.config.hybrid
     if hybrid is None:
-        return None
-    factor, workers = before
-    return decide({**hybrid.curves, **state.curves}, factor, workers, size, hybrid.max_factor)
-
-
-def _take_batch(turn: Turn, decision: Decision) -> None:
-    state = turn.state
-    changed = decision.factor != state.batch[0]
-    state.batch = (decision.factor, state.generation + 1)
-    if changed:
+        return
+    factor, _ = state.batch
+    curves = {**hybrid.curves, **state.curves}
+    decision = decide(curves, factor, len(seated(state)), size, hybrid.max_factor)
+    if decision.factor != factor:
+        state.batch = (decision.factor, state.generation + 1)
         state.paces = {}  # a step is another amount of work from now on
         turn.record("batch", factor=decision.factor, generation=state.generation + 1, why=decision.why)
 

@@ -267,8 +267,6 @@ class MasterState(msgspec.Struct, kw_only=True):
     """The last step whose busy times were compared."""
     batch: tuple[int, int] = (1, 0)
     """Hybrid scaling: (factor, from generation)."""
-    batch_before: tuple[int, int] = (1, 1)
-    """The factor before the last growth, and with how many workers: that view may fall apart before it is entered."""
     curves: dict[int, dict[int, float]] = {}
     """Batch factor -> workers -> steps a second, from profiles."""
     mark: Mark | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from melodeon.coord.changes import cancel, retake_batch, run_changes, stand_aside
+from melodeon.coord.changes import cancel, run_changes, stand_aside
 from melodeon.coord.ending import end_job, judge_done, judge_errors
 from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
 from melodeon.coord.messages import Phase
@@ -115,7 +115,6 @@ def mend(turn: Turn) -> None:
     for worker in fresh[free:]:
         drop_worker(turn, worker, "there are more workers than virtual workers")
     kept = {*holders, *fresh[:free]}
-    retake_batch(turn, len(kept))
     propose(turn, [worker for worker in survivors if worker in kept], planned=False, reason=state.torn)
 
 
@@ -158,7 +157,6 @@ def _start_again(turn: Turn) -> None:
     if not spares and not state.owed:
         end_job(turn, "failed", f"{why}, nobody else holds the job's state and no restarts are left: use --restarts")
         return
-    retake_batch(turn, len(spares) + state.owed)
     cancel(turn, f"all workers were lost and the job starts again: {why}")
     turn.record("restart", why=why)
     tell_switch(turn, at_once=True)

@@ -3,7 +3,6 @@
 import pytest
 
 from melodeon.coord.hybrid import HybridConfig
-from melodeon.coord.messages import Phase
 from tests.coord.master_bench import Bench, follow, job, walk
 
 SPEED = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}
@@ -229,46 +228,3 @@ def test_a_factor_that_came_with_a_checkpoint_is_where_hybrid_scaling_goes_on() 
     bench.ask("scale_out", n=1)
     bench.ready(1)
     assert bench.notice(1).batch == (8, bench.view.generation)
-
-
-CLIMBING = {1: {1: 5.0, 2: 4.0}, 2: {1: 5.0, 2: 9.0, 3: 8.0, 4: 7.0}, 4: {1: 5.0, 4: 9.0}}
-
-
-def test_a_batch_that_was_to_grow_with_newcomers_does_not_grow_without_them() -> None:
-    bench = job(1, hybrid=HybridConfig(curves=CLIMBING))
-    for generation in (2, 4):
-        bench.ask("scale_out", n=1)
-        newcomer = bench.workers()[-1]
-        bench.ready(newcomer)
-        assert bench.notice(0).batch == (2, generation)
-        bench.gone(newcomer)
-        assert bench.notice(0).view.generation == generation + 1
-        assert bench.notice(0).batch == (1, generation + 1)
-        bench.enter()
-        follow(bench)
-    factors = [record.values["factor"] for record in bench.records if record.kind == "batch"]
-    assert factors == [2, 1, 2, 1]
-
-
-def test_a_batch_grows_with_those_of_the_newcomers_that_are_left() -> None:
-    bench = job(1, hybrid=HybridConfig(curves=CLIMBING))
-    bench.ask("scale_out", n=3)
-    bench.ready(1, 2, 3)
-    assert bench.notice(0).batch == (4, 2)
-    bench.gone(2)
-    assert (bench.view.workers, bench.notice(3).batch) == ((0, 1, 3), (2, 3))
-    bench.gone(1)
-    assert (bench.view.workers, bench.notice(3).batch) == ((0, 3), (2, 4))
-    bench.enter()
-    bench.gone(3)  # a worker that came and is lost later changes nothing
-    assert bench.notice(0).batch == (2, 4)
-
-
-def test_a_job_that_begins_again_while_it_was_to_grow_has_the_batch_of_before() -> None:
-    bench = job(1, hybrid=HybridConfig(curves=CLIMBING), restarts=1)
-    bench.ask("scale_out", n=1)
-    bench.ready(1)
-    bench.set(0, Phase.GONE)
-    bench.gone(1)
-    assert "restart" in bench.kinds()
-    assert bench.state.batch[0] == 1
