@@ -75,7 +75,8 @@ BUGS: dict[str, Bug] = {
     ),
     "an_unplanned_view_waits_for_the_step": Bug(f"{MEMBER}.give_up", "not view.planned or", "False or"),
     "a_worker_switches_before_all_are_armed": Bug(
-        f"{MEMBER}.agreed", "lowest <= self.current", "(lowest := view.generation) <= self.current"
+        f"{MEMBER}.agreed", "lowest <= self.current", "(lowest := view.generation) <= self.current",
+        "test_member.py::test_nobody_switches_before_all_are_armed",
     ),
     "leavers_are_released_before_all_entered": Bug(
         f"{COORD}.switching:settle_view", "if not all(entered", "if not any(entered"

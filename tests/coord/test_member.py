@@ -41,6 +41,18 @@ def test_a_planned_view_is_prepared_then_armed_then_agreed_on() -> None:
     assert one.agreed(2) == one.view
 
 
+def test_nobody_switches_before_all_are_armed() -> None:
+    """One that is armed itself, and a leaver: what counts is the lowest that the step's header had from anybody."""
+    stays, leaves = member(0), member(1)
+    for one in (stays, leaves):
+        one.on_notice(Notice(number=2, view=view(2, 0, 2, leaving=(1,))))
+    stays.prepare(2)
+    assert (stays.armed, leaves.armed) == (2, 2)
+    for one in (stays, leaves):
+        assert one.agreed(1) is None
+        assert one.agreed(2) == one.view
+
+
 def test_a_leaver_is_armed_at_once_and_waits_to_be_released() -> None:
     one = member()
     one.on_notice(Notice(number=2, view=view(2, 1, leaving=(0,))))
