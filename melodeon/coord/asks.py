@@ -12,7 +12,7 @@ from melodeon.coord.messages import Answer, Ask
 from melodeon.coord.placing import in_words, read_slots, refusal
 from melodeon.coord.profiling import begin_profile, drop_profile
 from melodeon.coord.status import status_values
-from melodeon.coord.views import places, seated
+from melodeon.coord.views import changes, places, seated
 
 
 def take_ask(turn: Turn, ask: Ask) -> None:
@@ -48,9 +48,8 @@ def take_ask(turn: Turn, ask: Ask) -> None:
 def pending(turn: Turn, ask: str) -> bool:
     """Taken, and not answered yet."""
     state = turn.state
-    changes = [*state.queue, *([state.current] if state.current else [])]
     return (
-        any(change.ask == ask for change in changes)
+        any(change.ask == ask for change in changes(state))
         or ask in state.checkpoint_asks
         or ask == state.stop_ask
         or (state.profile is not None and state.profile.ask == ask)

@@ -18,6 +18,7 @@ from melodeon.coord.views import (
     find_room,
     places,
     propose,
+    removed,
     room,
     seated,
     start_workers,
@@ -214,6 +215,7 @@ def _drop_newcomers(turn: Turn, change: Change) -> None:
 
 
 def _forget_lost(turn: Turn, change: Change) -> None:
+    change.removing = [worker for worker in change.removing if alive(turn.state, worker)]
     for worker in list(change.adding):
         info = turn.state.workers.get(worker)
         if info is None or info.phase is Phase.GONE:
@@ -223,13 +225,12 @@ def _forget_lost(turn: Turn, change: Change) -> None:
             if change.what == "replace" and turn.state.restarts_left > 0:
                 turn.state.restarts_left -= 1
                 turn.state.owed += 1
-            elif change.what == "migrate":
+            elif change.what == "migrate" and len(change.removing) > len(change.adding):
                 change.removing = change.removing[: len(change.adding)]  # who has no successor stays
-            elif change.what == "place":
+            elif change.what in ("place", "migrate"):  # of one that moved, the predecessor is gone or has left
                 lose_newcomer(turn)
             elif change.what in ("scale_out", "scale"):
                 turn.state.wanted = max(1, turn.state.wanted - 1)
-    change.removing = [worker for worker in change.removing if alive(turn.state, worker)]
 
 
 def _counts(state: MasterState) -> tuple[int, ...]:
@@ -302,7 +303,7 @@ def _begin_in(turn: Turn, change: Change) -> str:
         return "the last worker cannot be removed"
     change.removing = leave
     if change.what in ("scale_in", "remove", "preempt"):
-        state.wanted = max(1, state.wanted - len(leave))
+        state.wanted = max(1, state.wanted - len({*leave} - removed(state, change)))
     return ""
 
 
@@ -359,7 +360,7 @@ def _begin_preempt(turn: Turn, change: Change) -> str:
     if 0 < free < len(now):
         # Not all of them can move, but one that does is enough to hold the state.
         change.adding, change.removing = start_workers(turn, free), list(now)
-        state.wanted = max(1, state.wanted - len(now) + free)
+        state.wanted = max(1, state.wanted - len({*now} - removed(state, change)) + free)
         return ""
     refusal = _begin_migrate(turn, change)
     if refusal:

@@ -6,7 +6,7 @@ from melodeon.coord.messages import Phase
 from melodeon.coord.profiling import drop_profile
 from melodeon.coord.status import committed
 from melodeon.coord.switching import tell_switch
-from melodeon.coord.views import concerned, seated
+from melodeon.coord.views import changes, concerned, seated
 from melodeon.core.text import counted
 
 
@@ -36,8 +36,7 @@ def tell_end(turn: Turn, ask: str) -> None:
 def judge_errors(turn: Turn) -> None:
     """A script's own error in a worker that trains, or was to train from the start, ends the job."""
     state = turn.state
-    changes = [*state.queue, *([state.current] if state.current else [])]
-    newcomers = {worker for change in changes for worker in change.adding}
+    newcomers = {worker for change in changes(state) for worker in change.adding}
     for info in state.workers.values():
         if info.error and not info.released and (info.worker not in newcomers or info.worker in concerned(state)):
             if info.phase is not Phase.GONE and info.exit_code is not None:

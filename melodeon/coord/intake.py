@@ -6,7 +6,7 @@ table allows the move: a doubled, late or out-of-order document changes nothing.
 
 from melodeon.coord.master_state import WORKER_MOVES, AgentInfo, JobPhase, Turn, WorkerInfo
 from melodeon.coord.messages import Phase, Report, Status
-from melodeon.coord.views import concerned
+from melodeon.coord.views import changes, concerned
 from melodeon.core.definition import unlike
 from melodeon.core.service import finite
 
@@ -109,8 +109,7 @@ def lose(turn: Turn, info: WorkerInfo, how: str, *, free: bool = False) -> None:
 def _owe(turn: Turn, worker: int, *, free: bool = False) -> None:
     """Replace it, if restarts are left and it was not about to leave anyway."""
     state = turn.state
-    change = state.current
-    if change is not None and worker in (*change.removing, *change.adding):
+    if any(worker in (*change.removing, *change.adding) for change in changes(state)):
         return  # the change itself counts whoever did not come to stay
     if free or state.restarts_left > 0:
         state.restarts_left -= not free

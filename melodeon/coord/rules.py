@@ -13,6 +13,7 @@ from melodeon.coord.stragglers import watch_stragglers
 from melodeon.coord.switching import settle_view, tell_switch
 from melodeon.coord.views import (
     alive,
+    changes,
     concerned,
     drop_worker,
     find_room,
@@ -140,7 +141,7 @@ def _start_again(turn: Turn) -> None:
         end_job(turn, "stopped", f"stopped; {why}")
         return
     spares: list[int] = []
-    for change in [*state.queue, *([state.current] if state.current else [])]:
+    for change in changes(state):
         spares += [worker for worker in change.adding if alive(state, worker)]
         change.adding = []
         if change.what == "replace" and change.stage is Stage.QUEUED:
@@ -190,8 +191,11 @@ def answer_checkpoints(turn: Turn) -> None:
 def give_back(turn: Turn) -> None:
     """Members whose device is wanted back leave next."""
     state = turn.state
-    queued = [*state.queue, *([state.current] if state.current else [])]
-    going = {w for change in queued if change.what == "preempt" for w in (*change.workers, *change.removing)}
+    under_way = changes(state)
+    going = {w for change in under_way if change.what == "preempt" for w in (*change.workers, *change.removing)}
+    if all(state.workers[w].preempted for w in seated(state) if alive(state, w)):
+        # Nobody else would stay: who is moving already goes on with that.
+        going |= {w for change in under_way if change.adding for w in change.removing}
     leave = [w for w in seated(state) if alive(state, w) and state.workers[w].preempted and w not in going]
     if leave and not unsettled(state):
         stand_aside(turn)

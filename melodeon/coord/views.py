@@ -5,7 +5,7 @@ Survivors keep their old order (so that most virtual workers stay where they are
 
 from collections.abc import Mapping, Sequence
 
-from melodeon.coord.master_state import JobPhase, MasterState, Turn, WorkerInfo
+from melodeon.coord.master_state import Change, JobPhase, MasterState, Turn, WorkerInfo
 from melodeon.coord.messages import Phase
 from melodeon.coord.shares import counts_from_weights
 from melodeon.core.view import Seat, View
@@ -43,6 +43,18 @@ def concerned(state: MasterState) -> tuple[int, ...]:
         workers.update(dict.fromkeys(state.settled.workers if state.settled else ()))
         workers.update(dict.fromkeys(state.view.leaving))
     return tuple(worker for worker in workers if worker in state.workers and not state.workers[worker].released)
+
+
+def changes(state: MasterState) -> list[Change]:
+    """The current change, and those that wait: some of them have begun, and stood aside for another."""
+    return [*([state.current] if state.current else []), *state.queue]
+
+
+def removed(state: MasterState, but: Change) -> set[int]:
+    """Whom changes that have begun remove, other than this one: they are not counted among the wanted any more, or
+    have a successor.
+    """
+    return {worker for change in changes(state) if change is not but for worker in change.removing}
 
 
 def room(state: MasterState) -> int:
