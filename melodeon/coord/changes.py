@@ -219,18 +219,23 @@ def _forget_lost(turn: Turn, change: Change) -> None:
     for worker in list(change.adding):
         info = turn.state.workers.get(worker)
         if info is None or info.phase is Phase.GONE:
-            change.adding.remove(worker)
-            how = (info.error if info else "") or "it was lost before it had a seat"
-            change.notes.append(f"New worker {worker} could not join: {how}.")
-            if change.what == "replace" and turn.state.restarts_left > 0:
-                turn.state.restarts_left -= 1
-                turn.state.owed += 1
-            elif change.what == "migrate" and len(change.removing) > len(change.adding):
-                change.removing = change.removing[: len(change.adding)]  # who has no successor stays
-            elif change.what in ("place", "migrate"):  # of one that moved, the predecessor is gone or has left
-                lose_newcomer(turn)
-            elif change.what in ("scale_out", "scale"):
-                turn.state.wanted = max(1, turn.state.wanted - 1)
+            do_without(turn, change, worker, (info.error if info else "") or "it was lost before it had a seat")
+
+
+def do_without(turn: Turn, change: Change, worker: int, how: str) -> None:
+    """A newcomer of the change will not come."""
+    state = turn.state
+    change.adding.remove(worker)
+    change.notes.append(f"New worker {worker} could not join: {how}.")
+    if change.what == "replace" and state.restarts_left > 0:
+        state.restarts_left -= 1
+        state.owed += 1
+    elif change.what == "migrate" and len(change.removing) > len(change.adding):
+        change.removing = change.removing[: len(change.adding)]  # who has no successor stays
+    elif change.what in ("place", "migrate"):  # of one that moved, the predecessor is gone or has left
+        lose_newcomer(turn)
+    elif change.what in ("scale_out", "scale"):
+        state.wanted = max(1, state.wanted - 1)
 
 
 def _counts(state: MasterState) -> tuple[int, ...]:

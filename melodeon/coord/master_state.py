@@ -122,6 +122,8 @@ class Change(msgspec.Struct, kw_only=True):
     stage: Stage = Stage.QUEUED
     views: int = 0
     """Views that it has proposed."""
+    breaks: int = 0
+    """Views of it that could not be entered, with nobody lost."""
     notes: list[str] = []
     """Sentences on what of it could not be done."""
 

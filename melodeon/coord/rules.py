@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from melodeon.coord.breaks import count_break, shut_out
 from melodeon.coord.changes import cancel, run_changes, stand_aside
 from melodeon.coord.ending import end_job, judge_done, judge_errors
 from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
@@ -96,13 +97,25 @@ def notice_broken(turn: Turn) -> None:
         turn.calm("broken")
     elif turn.due("broken", state.config.broken_s):
         state.torn = f"the group of generation {least} failed at worker {broken[0]} and nobody is gone"
+        if shut := shut_out(state, broken):
+            state.torn = f"worker {shut[0]} could not connect with the others and nobody is gone"
+        if state.torn != state.view.reason:  # told already, and no better since
+            turn.record("broken", generation=state.view.generation, worker=(shut or broken)[0], text=state.torn)
+        if shut and any(state.workers[w].phase is Phase.MEMBER for w in concerned(state) if alive(state, w)):
+            closed = state.view
+            _regroup(turn, newcomers=False)
+            count_break(turn, closed)
 
 
 def mend(turn: Turn) -> None:
     """Somebody is gone: at once a view of all who may hold state, those who were about to leave included."""
+    if turn.state.torn:
+        _regroup(turn, newcomers=True)
+
+
+def _regroup(turn: Turn, *, newcomers: bool) -> None:
+    """A view that is not planned of whoever is left; without newcomers who have no state, if there is somebody else."""
     state = turn.state
-    if not state.torn:
-        return
     survivors = [worker for worker in concerned(state) if alive(state, worker)]
     holders = [worker for worker in survivors if state.workers[worker].phase is Phase.MEMBER]
     if not holders:
@@ -112,6 +125,8 @@ def mend(turn: Turn) -> None:
         _start_again(turn)
         return
     fresh = [worker for worker in survivors if worker not in holders]
+    if holders and not newcomers:
+        survivors, fresh = holders, []
     free = state.virtual_workers - len(holders)
     for worker in fresh[free:]:
         drop_worker(turn, worker, "there are more workers than virtual workers")

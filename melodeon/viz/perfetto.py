@@ -158,7 +158,7 @@ def _title(event: Event) -> str | None:
             return f"checkpoint of step {event.get('step')}"
         case "batch":
             return f"batch times {event.get('factor')}"
-        case "note" | "preempted":
+        case "note" | "preempted" | "broken":
             return str(event.get("text"))
         case _:
             return None

@@ -65,7 +65,7 @@ def sentence(event: Event) -> str | None:
             text = f"{event.get('outcome')}: {event.get('text')}"
         case "master":
             text = f"{event.get('agent')} is the master"
-        case "note" | "preempted":
+        case "note" | "preempted" | "broken":
             text = str(event.get("text"))
         case "checkpoint":
             text = f"checkpoint of step {event.get('step')}"

@@ -116,10 +116,17 @@ BUGS: dict[str, Bug] = {
         f"{COORD}.changes:_awaits_slots", "if count <= len(", "if True or count <= len("
     ),
     "losses_make_planned_views": Bug(
-        f"{COORD}.rules:mend", "planned=False, reason=state.torn", "planned=True, reason=state.torn"
+        f"{COORD}.rules:_regroup", "planned=False, reason=state.torn", "planned=True, reason=state.torn"
     ),
     "a_broken_group_is_not_made_again": Bug(
         f"{COORD}.rules:notice_broken", 'elif turn.due("broken", state.config.broken_s):', "elif False:"
+    ),
+    "a_newcomer_that_cannot_be_reached_keeps_its_seat": Bug(
+        f"{COORD}.rules:notice_broken", "newcomers=False", "newcomers=True",
+        "test_master_breaks.py::test_a_newcomer_that_cannot_be_reached_holds_nobody_up_and_has_one_more_try",
+    ),
+    "a_view_that_cannot_be_entered_is_tried_for_ever": Bug(
+        f"{COORD}.breaks:count_break", "if change.breaks < TRIES:", "if True:"
     ),
     "an_ask_is_applied_twice": Bug(f"{COORD}.asks:take_ask", "if pending(turn, ask.id):", "if False:"),
     "answers_are_not_remembered": Bug(f"{COORD}.asks:take_ask", "if known is not None:", "if False:"),

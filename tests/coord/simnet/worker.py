@@ -45,6 +45,11 @@ class Worker(Node):
         """Grows when the work at hand is dropped: what was scheduled for it does nothing then."""
         self.group: Group | None = None
         self.waiting_since: float | None = None
+        self.shut_out = 0
+        """The newest planned view whose group could not be connected under it, while it trains on."""
+        strange = not world.plan.quiet and number >= world.plan.config.workers
+        self.unreachable = strange and world.clock.random.random() < 0.1
+        """By its peers, not by its agent."""
         self.written = 0
         self.last_words: Status | None = None
         """What it leaves on the disk when it ends by itself."""
@@ -76,6 +81,8 @@ class Worker(Node):
         broken = 0
         if self.waiting_since is not None and now - self.waiting_since >= GROUP_TIMEOUT_S:
             broken, news = self.member.current, True
+        elif self.shut_out > self.member.current:
+            broken = self.shut_out
         self.number += news
         status = Status(
             worker=self.worker,
@@ -125,9 +132,24 @@ class Worker(Node):
         group = self.world.group(view)
         group.arrived[self.worker] = self
         if len(group.arrived) == group.size:
+            group.failed = self._is_split(group)
             for other in group.arrived.values():
                 delay_s = 0.005 + self.world.clock.random.random() * 0.05
-                self.world.clock.after(delay_s, other, other._connected, group)
+                call = other._unconnected if group.failed else other._connected
+                self.world.clock.after(delay_s, other, call, group)
+
+    def _is_split(self, group: Group) -> bool:
+        """Some of them cannot reach each other: for a while, or never those who train already and a newcomer."""
+        clock, everybody = self.world.clock, group.arrived.values()
+        strange = any(one.unreachable and one.phase is Phase.READY for one in everybody)
+        never = strange and any(one.phase is Phase.MEMBER for one in everybody)
+        return never or any(clock.cut(self.name, other.name) for other in everybody)
+
+    def _unconnected(self, group: Group) -> None:
+        """Whoever trains in another view goes on there and says so; others wait for a view in vain."""
+        if self.member.current < group.view.generation:
+            self.shut_out = group.view.generation
+            self.say()
 
     def _connected(self, group: Group) -> None:
         generation = group.view.generation
