@@ -64,6 +64,11 @@ class Pending(Generic[T]):
         """Whether the call has returned."""
         return self._ended and self._error is None
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What the call has raised."""
+        return self._error
+
     def result(self, alarm: Alarm | None = None) -> T:
         """Wait for it; raises what it raised, or ViewOutdated when the alarm sounds first."""
         if not self._ended:

@@ -92,7 +92,7 @@ class Link:
         return self.member.view
 
     def guard(self, generation: int) -> Alarm:
-        """An alarm that sounds when an unplanned view follows `generation`."""
+        """An alarm that sounds when a view that is to be begun at once follows `generation`."""
         alarm = Alarm()
         with self._heard:
             self._alarms[generation] = alarm
@@ -215,8 +215,8 @@ class Link:
         self.post(notice=notice.number)
 
     def _sound(self) -> None:
-        view = self.member.view
-        if view is None or view.planned:
+        view = self.member.give_up
+        if view is None:
             return
         for generation, alarm in self._alarms.items():
             if generation < view.generation:

@@ -24,7 +24,7 @@ from melodeon.core.replication import Place, plan
 from melodeon.core.view import View
 from melodeon.runtime.carrier import Pending
 from melodeon.runtime.exchange import Exchange
-from melodeon.runtime.group import Group
+from melodeon.runtime.group import Group, peer_errors
 from melodeon.runtime.link import Link
 from melodeon.runtime.reduce import Signals
 from melodeon.runtime.transfer import Door, Received, describe, furnish, remember, replicate
@@ -130,6 +130,8 @@ class Views:
         self._group: Group | None = None
         self._view: View | None = None
         self._next: Prepared | None = None
+        self._given_up = NOTHING
+        """The newest planned view that could not be connected, as the master was told."""
         self._spent: list[Callable[[], object]] = []
         """Gives back what the way into this view has left behind."""
 
@@ -148,14 +150,26 @@ class Views:
         return Signals(member.armed, member.checkpoint, member.stop, member.leaves_next)
 
     def outdated(self) -> bool:
-        """Whether this view is over without having agreed on the next; starts to prepare a planned one."""
+        """Whether this view is over without having agreed on the next; a planned one is prepared meanwhile."""
         if self._member.give_up is not None:
             return True
         view = self._member.to_prepare
         if view is not None and (self._next is None or self._next.view is not view):
             self._forget_next()
             self._next = self._prepare(view)
+        elif view is not None and self._next is not None:
+            self._tell_failure(view, self._next.connection.failure)
         return False
+
+    def _tell_failure(self, view: View, failure: BaseException | None) -> None:
+        """A planned view that could not be connected is never entered: the master is told, once, and replaces it."""
+        if failure is None or self._given_up == view.generation:
+            return
+        self._given_up = view.generation
+        if not isinstance(failure, WorkerLost):  # this worker's own reason, which nobody else can tell
+            why = str(failure) or type(failure).__name__
+            self._link.say({"kind": "note", "text": f"worker {self._link.worker} cannot enter a view: {why}"})
+        self._link.post(broken=view.generation)
 
     def tidy(self) -> None:
         """A step was trained in this view: nobody waits for this worker while it clears up behind itself."""
@@ -228,7 +242,9 @@ class Views:
         def connect() -> Connection:
             failpoint("view.connect")
             if group.size > 1:
-                group.meet(_meeting(view, self._folder), view.generation, host=self._host)
+                with peer_errors("meeting"):
+                    store = _meeting(view, self._folder)
+                group.meet(store, view.generation, host=self._host)
             failpoint("view.met")
             door = Door(self._host or "127.0.0.1")
             group.hold("door", door.close)

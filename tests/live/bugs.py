@@ -91,6 +91,15 @@ BUGS: dict[str, Bug] = {
     "a_new_writer_does_not_write_what_the_last_one_left": Bug(
         "melodeon.runtime.journal", "            self._receipts.rewrite()\n", "", WORKERS
     ),
+    "a_view_that_cannot_be_connected_is_kept_to_oneself": Bug(
+        "melodeon.runtime.views", "self._tell_failure(view, self._next.connection.failure)", "pass",
+        f"{VIEWS}::test_a_planned_view_that_cannot_be_connected_is_told_of_while_training_goes_on",
+    ),
+    "a_newcomer_waits_in_a_planned_view_that_was_replaced": Bug(
+        "melodeon.runtime.link", "        view = self.member.give_up\n        if view is None:",
+        "        view = self.member.give_up\n        if view is None or view.planned:",
+        f"{VIEWS}::test_a_planned_view_that_cannot_be_connected_is_told_of_while_training_goes_on[view.connect]",
+    ),
     "an_interrupted_boundary_is_forgotten": Bug(
         "melodeon.runtime.elastic",
         "            self._lost = True\n        else:\n            self._due = None",

@@ -68,6 +68,28 @@ def test_the_others_train_on_while_a_newcomer_connects_and_makes_room(
         assert conductor.states == undisturbed["tree"][:SHORT]
 
 
+@pytest.mark.parametrize("point", ["view.connect", "view.opened"])
+def test_a_planned_view_that_cannot_be_connected_is_told_of_while_training_goes_on(
+    point: str, tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]
+) -> None:
+    """And its newcomer, who may be waiting in it for the others still, can be given a seat in another planned one."""
+    with Conductor(tmp_path / "run", cases.everything, failpoints=f"{point}=lose@2/0", epochs=30) as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.start(1)
+        conductor.ready(1)
+        view = conductor.view([(0, 2), (1, 2)], planned=True)
+        conductor.until(lambda: conductor.statuses[0].broken == view.generation)
+        told = conductor.statuses[0]
+        assert told.generation < view.generation
+        conductor.step(0, told.step + 4)
+        conductor.entered(conductor.view([(0, 4)], planned=False, reason="view 2 cannot be entered"))
+        conductor.entered(conductor.view([(0, 2), (1, 2)], planned=True))
+        conductor.done(0, 1)
+        assert conductor.states == undisturbed["tree"]
+
+
 @pytest.mark.parametrize("point", ["view.furnished", "view.gathered"])
 def test_a_view_that_was_not_entered_leaves_nothing_open_or_mapped(point: str, tmp_path: Path) -> None:
     with Conductor(tmp_path / "run", cases.uncollected, failpoints=f"{point}=kill@1/1") as conductor:
