@@ -6,7 +6,6 @@ middle therefore needs no special case: when the survivors have regrouped, the r
 
 from collections.abc import Callable
 
-from melodeon.coord.hybrid import decide
 from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
 from melodeon.coord.messages import Phase
 from melodeon.coord.placing import begin_place, is_placed, lose_newcomer, pursue_place, stay
@@ -120,9 +119,6 @@ def _advance(turn: Turn, change: Change) -> bool:
     if same and (change.what != "rebalance" or change.views or counts_for(state, target) == _counts(state)):
         finish(turn, change, ok=_is_fulfilled(state, change))
         return True
-    if change.what in GROWERS:
-        # By way of a view with one who leaves: what counts is how many there are in the end.
-        _set_batch(turn, len({*target, *change.adding} - {*change.removing}))
     propose(turn, target, planned=True, reason=change.reason)
     change.views += 1
     turn.move_change(change, Stage.SWITCHING)
@@ -240,21 +236,6 @@ def do_without(turn: Turn, change: Change, worker: int, how: str) -> None:
 
 def _counts(state: MasterState) -> tuple[int, ...]:
     return state.view.assignment.counts if state.view else ()
-
-
-def _set_batch(turn: Turn, size: int) -> None:
-    """Hybrid scaling: the batch that the next generation trains with, on the way to so many workers."""
-    state = turn.state
-    hybrid = state.config.hybrid
-    if hybrid is None:
-        return
-    factor, _ = state.batch
-    curves = {**hybrid.curves, **state.curves}
-    decision = decide(curves, factor, len(seated(state)), size, hybrid.max_factor)
-    if decision.factor != factor:
-        state.batch = (decision.factor, state.generation + 1)
-        state.paces = {}  # a step is another amount of work from now on
-        turn.record("batch", factor=decision.factor, generation=state.generation + 1, why=decision.why)
 
 
 def _begin_out(turn: Turn, change: Change) -> str:
@@ -391,8 +372,6 @@ BEGIN: dict[str, Callable[[Turn, Change], str]] = {
     "rebalance": lambda _turn, _change: "",  # the weights are set; the next view takes them
 }
 
-# What people ask for may change the batch: not a replacement of who was lost, nor the sizes that a profile walks.
-GROWERS = frozenset({"scale_out", "scale", "place"})
 # What is more than a step of a profile, and ends it. (`place` does so when it is asked for.)
 SIZERS = frozenset({"scale_out", "scale_in", "scale", "migrate", "preempt"})
 # What a change of these kinds does depends on its newcomers.

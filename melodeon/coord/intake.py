@@ -54,7 +54,8 @@ def take_status(turn: Turn, info: WorkerInfo, status: Status) -> None:
         turn.state.total_steps, turn.state.steps_per_epoch = status.total_steps, status.steps_per_epoch
     if status.metrics:
         turn.state.metrics = {name: finite(value) for name, value in status.metrics.items()}
-    if status.factor and turn.state.batch[1] == 0 and status.factor != turn.state.batch[0]:
+    untold = turn.state.batch[1] == 0 and turn.state.view is not None and not turn.state.view.factor
+    if status.factor and untold and status.factor != turn.state.batch[0]:
         # It came with a checkpoint: no view of this job has changed it yet.
         turn.state.batch = (status.factor, 0)
         turn.dirty = True

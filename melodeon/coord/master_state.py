@@ -136,8 +136,6 @@ class Told(msgspec.Struct, frozen=True):
     released: bool = False
     stop: bool = False
     checkpoint: int = 0
-    factor: int = 1
-    factor_from: int = 0
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True):
@@ -268,7 +266,7 @@ class MasterState(msgspec.Struct, kw_only=True):
     judged: int = -1
     """The last step whose busy times were compared."""
     batch: tuple[int, int] = (1, 0)
-    """Hybrid scaling: (factor, from generation)."""
+    """Hybrid scaling: (factor, from generation), of the newest view that all have entered."""
     curves: dict[int, dict[int, float]] = {}
     """Batch factor -> workers -> steps a second, from profiles."""
     mark: Mark | None = None

@@ -32,7 +32,6 @@ class Member:
         self.stop = False
         self.checkpoint = 0
         """The newest checkpoint that was asked for."""
-        self.batch = (1, 0)
 
     def on_notice(self, notice: Notice) -> bool:
         """Take a notice if it is newer than the last; False if it was not."""
@@ -43,7 +42,6 @@ class Member:
         self.released = self.released or notice.released
         self.stop = self.stop or notice.stop
         self.checkpoint = max(self.checkpoint, notice.checkpoint)
-        self.batch = notice.batch
         self.number = notice.number
         return True
 

@@ -91,8 +91,6 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
     """The job stops at the next step boundary (with a checkpoint, if the script keeps some)."""
     checkpoint: int = 0
     """Write a checkpoint at the next boundary if this is higher than the last one carried out."""
-    batch: tuple[int, int] = (1, 0)
-    """Hybrid scaling: (batch factor, the generation from which it holds)."""
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):

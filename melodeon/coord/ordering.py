@@ -63,12 +63,11 @@ def _told(state: MasterState, info: WorkerInfo) -> Told:
         info.released and (info.told.released or state.switch is None or state.switch.let_go),
         state.phase is JobPhase.STOPPING,
         state.checkpoint,
-        *state.batch,
     )
 
 
-def _content(told: Told) -> tuple[int, bool, bool, int, int, int]:
-    return told.generation, told.released, told.stop, told.checkpoint, told.factor, told.factor_from
+def _content(told: Told) -> tuple[int, bool, bool, int]:
+    return told.generation, told.released, told.stop, told.checkpoint
 
 
 def _notice(state: MasterState, worker: int) -> Notice:
@@ -79,5 +78,4 @@ def _notice(state: MasterState, worker: int) -> Notice:
         released=told.released,
         stop=told.stop,
         checkpoint=told.checkpoint,
-        batch=(told.factor, told.factor_from),
     )

@@ -5,6 +5,7 @@ end of a process takes time of the processors that the others train on, and the 
 they hold the state, and are called back if all the others are lost.
 """
 
+from melodeon.coord.batches import settle_factor
 from melodeon.coord.master_state import Switch, Turn
 from melodeon.coord.status import committed
 from melodeon.coord.views import alive, entered, unsettled
@@ -23,6 +24,7 @@ def settle_view(turn: Turn) -> None:
     tell_switch(turn, at_once=True)
     before = state.settled.workers if state.settled else ()
     state.settled = view
+    settle_factor(turn, view)
     state.judged = committed(state)
     for worker in view.leaving:
         if worker in state.workers:

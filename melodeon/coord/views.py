@@ -5,6 +5,7 @@ Survivors keep their old order (so that most virtual workers stay where they are
 
 from collections.abc import Mapping, Sequence
 
+from melodeon.coord.batches import next_factor
 from melodeon.coord.master_state import Change, JobPhase, MasterState, Turn, WorkerInfo
 from melodeon.coord.messages import Phase
 from melodeon.coord.shares import counts_from_weights
@@ -128,6 +129,7 @@ def propose(turn: Turn, workers: Sequence[int], *, planned: bool, reason: str) -
         meeting=_meeting(state, workers),
         reason=reason,
         leaving=leaving,
+        factor=next_factor(turn, workers, planned=planned),
     )
     state.view = view
     state.torn = ""

@@ -33,6 +33,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence for people: why the view changed."""
     leaving: tuple[int, ...] = ()
     """Workers of the view before without a seat in this one; they hold their state until they are released."""
+    factor: int = 0
+    """Hybrid scaling: the batch factor that it trains with; 0: the one in the job's state."""
 
     @property
     def assignment(self) -> Assignment:

@@ -226,19 +226,19 @@ class Elastic:
             checkpoint=self._checkpoint,
         )
 
-    def layout(self) -> str:
-        """What an exchange depends on besides its view."""
-        return f"{self._course.engine.layout()} x{self._factor()}"
+    def layout(self, view: View) -> str:
+        """What an exchange in this view depends on besides its seats."""
+        return f"{self._course.engine.layout()} x{self._factor(view)}"
 
-    def _factor(self) -> int:
-        """The batch factor to enter the next view with. The master changes it with a view, and not again before all
-        have entered that: so everybody who enters a view has heard the same.
+    def _factor(self, view: View) -> int:
+        """The batch factor to enter a view with. The master's is in the view itself: everybody who enters it has heard
+        the same, whatever views come later.
         """
-        return self._course.batches.at_entry(self._course.beat.step, self._link.notice.batch)
+        return self._course.batches.at_entry(self._course.beat.step, view.factor)
 
     def open_exchange(self, group: Group, view: View) -> Exchange:
         """Open the exchange of a view, on its carrier."""
-        return self._course.engine.open_exchange(group, scaled(view.assignment, self._factor()))
+        return self._course.engine.open_exchange(group, scaled(view.assignment, self._factor(view)))
 
     def begin(self, group: Group) -> None:
         """Nobody has any state: compare models, read the newest checkpoint."""
@@ -273,7 +273,7 @@ class Elastic:
     def reseat(self, group: Group, view: View, exchange: Exchange, stand: Standing) -> None:
         """Train in this view from here on; everybody stands where `stand` says."""
         self._busy.clear()
-        self._course.batches.running = self._factor()
+        self._course.batches.running = self._factor(view)
         self._course.members = view.workers
         self._course.reseat(group, view.assignment, exchange)
         self._stand(stand)

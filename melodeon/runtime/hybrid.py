@@ -121,11 +121,11 @@ class Batches:
             )
         self._wish = factor
 
-    def at_entry(self, step: int, told: tuple[int, int]) -> int:
-        """The factor to enter a view with at `step`; `told` is the master's (factor, since which generation)."""
+    def at_entry(self, step: int, told: int) -> int:
+        """The factor to enter a view with at `step`; `told` is the view's own, 0 where it has none."""
         if self._replay is not None:
             return factor_at(self._replay, step)
-        return told[0] if self._by_master and told[1] > 0 else self.factor
+        return told if self._by_master and told > 0 else self.factor
 
     def due(self, step: int) -> int | None:
         """The factor to change to before this step, inside a view; None: go on."""

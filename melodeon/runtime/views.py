@@ -58,8 +58,8 @@ class Trainer(Protocol):
     def standing(self) -> Standing:
         """How far this worker has come."""
 
-    def layout(self) -> str:
-        """What an exchange depends on besides its view."""
+    def layout(self, view: View) -> str:
+        """What an exchange in this view depends on besides its seats."""
 
     def open_exchange(self, group: Group, view: View) -> Exchange:
         """Open the exchange of a view, on its carrier."""
@@ -237,7 +237,7 @@ class Views:
         rank = view.rank_of(self._link.worker)
         assert rank is not None
         group = Group(rank, len(view.seats), alarm=self._link.guard(view.generation))
-        layout, description = self._trainer.layout(), self._description(view)
+        layout, description = self._trainer.layout(view), self._description(view)
 
         def connect() -> Connection:
             failpoint("view.connect")
@@ -295,7 +295,7 @@ class Views:
         group = prepared.group
         connection = group.wait(prepared.connection)
         failpoint("view.connected")
-        mine = msgspec.structs.replace(trainer.standing(), layout=trainer.layout(), prepared=prepared.layout)
+        mine = msgspec.structs.replace(trainer.standing(), layout=trainer.layout(view), prepared=prepared.layout)
         standings = [
             msgspec.msgpack.decode(body, type=Standing) for body in group.gather_bytes(msgspec.msgpack.encode(mine))
         ]
@@ -304,7 +304,7 @@ class Views:
         if foremost[0].step == NOTHING:
             failpoint("view.begin")
             trainer.begin(group)
-            fits = b"other" not in group.gather_bytes(b"same" if trainer.layout() == prepared.layout else b"other")
+            fits = b"other" not in group.gather_bytes(b"same" if trainer.layout(view) == prepared.layout else b"other")
         else:
             self._copy(view, group, standings, connection)
             fits = all(standing.prepared == foremost[0].layout for standing in standings)  # all have that state now

@@ -204,9 +204,61 @@ def test_hybrid_scaling_doubles_the_batch_where_the_curve_says_so() -> None:
     bench = job(2, hybrid=HybridConfig(curves=curves))
     bench.ask("scale_out", n=2)
     bench.ready(2, 3)
-    assert bench.notice(0).batch == (2, 2)
-    assert bench.notice(3).batch == (2, bench.view.generation)
+    assert bench.view.factor == 2
+    assert bench.state.batch == (1, 0), "nobody trains with it yet"
     assert "batch" in bench.kinds()
+    bench.enter()
+    assert bench.state.batch == (2, bench.view.generation)
+    bench.ask("scale_in", n=1)
+    assert bench.view.factor == 2
+
+
+CURVES = {factor: {1: 5.0, 2: 4.0} for factor in (1, 2, 4, 8)}
+"""Of no batch are two workers faster than one."""
+
+
+def test_the_batch_stays_where_the_newcomers_die_inside_the_switch() -> None:
+    bench = job(1, hybrid=HybridConfig(curves=CURVES))
+    bench.ask("scale_out", n=1)
+    bench.ready(1)
+    assert bench.view.factor == 2
+    bench.set(0, factor=2)
+    bench.gone(1)
+    assert (bench.view.workers, bench.view.factor) == ((0,), 1)
+    bench.enter()
+    assert bench.state.batch[0] == 1
+    bench.ask("scale_out", n=1)
+    bench.ready(2)
+    assert bench.view.factor == 2, "from one worker to two, as before"
+    assert [record.values["factor"] for record in bench.records if record.kind == "batch"] == [2, 1, 2]
+
+
+def test_the_batch_goes_by_those_who_are_left_of_the_newcomers() -> None:
+    bench = job(1, hybrid=HybridConfig(curves=CURVES))
+    bench.ask("scale_out", n=3)
+    bench.ready(1, 2, 3)
+    assert bench.view.factor == 4
+    bench.gone(3)
+    assert (bench.view.workers, bench.view.factor) == ((0, 1, 2), 2)
+    bench.gone(0)
+    assert (bench.view.workers, bench.view.factor) == ((1, 2), 2), "there was one before"
+    bench.enter()
+    assert bench.state.batch == (2, bench.view.generation)
+    bench.gone(1)
+    assert bench.view.factor == 2, "a loss changes nothing"
+
+
+def test_the_batch_stays_where_a_newcomer_cannot_be_reached() -> None:
+    bench = job(1, hybrid=HybridConfig(curves=CURVES))
+    bench.ask("scale_out", n=1)
+    bench.ready(1)
+    for factor in (2, 2):
+        assert bench.view.factor == factor
+        bench.say(0, broken=bench.view.generation)
+        bench.tick(0.6)
+        assert (bench.view.workers, bench.view.factor) == ((0,), 1)
+        bench.enter()
+    assert bench.state.batch[0] == 1
 
 
 def test_hybrid_scaling_leaves_the_batch_alone_where_nobody_asked_for_more_workers() -> None:
@@ -224,7 +276,10 @@ def test_hybrid_scaling_leaves_the_batch_alone_where_nobody_asked_for_more_worke
 def test_a_factor_that_came_with_a_checkpoint_is_where_hybrid_scaling_goes_on() -> None:
     bench = job(1, hybrid=HybridConfig(curves={4: {1: 5.0, 2: 4.0}}))
     bench.say(0, factor=4)
-    assert bench.notice(0).batch == (4, 0)
+    assert bench.state.batch == (4, 0)
     bench.ask("scale_out", n=1)
     bench.ready(1)
-    assert bench.notice(1).batch == (8, bench.view.generation)
+    assert bench.view.factor == 8
+    bench.say(0, factor=8)
+    bench.gone(1)
+    assert bench.view.factor == 4

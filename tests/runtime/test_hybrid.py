@@ -1,6 +1,7 @@
 """A total batch that changes: the history alone decides the bits, on any workers, however they came together."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,15 +93,15 @@ def test_a_live_run_that_grew_is_run_again_on_other_workers(tmp_path: Path) -> N
             fresh = [worker for worker in seats if worker not in conductor.statuses]
             conductor.start(*fresh)
             conductor.ready(*fresh)
-            for worker in seats:
-                conductor.tell(worker, batch=(factor, conductor.generation + 1))
-            conductor.entered(conductor.view([(worker, 4 // len(seats)) for worker in seats], planned=True))
+            shares = [(worker, 4 // len(seats)) for worker in seats]
+            conductor.entered(conductor.view(shares, planned=True, factor=factor))
             at = conductor.statuses[0].step
             assert all(conductor.statuses[worker].factor == factor for worker in seats)
             if factor == 2:
                 conductor.step(1, at + 4)
         conductor.exit_code(2)
-        conductor.entered(conductor.view([(0, 1), (1, 2), (3, 1)], planned=False, reason="worker 2 is gone"))
+        rest = conductor.view([(0, 1), (1, 2), (3, 1)], planned=False, reason="worker 2 is gone", factor=4)
+        conductor.entered(rest)
         conductor.done(0, 1, 3)
         live = conductor.ended
     history = written(live.folder)
@@ -136,6 +137,32 @@ def test_a_run_ends_after_the_first_step_of_a_new_factor_if_the_mean_of_all_its_
     ended = run(batches.numbered, counts, tmp_path / "run", launch=replace(RECORD, until="rank > 3")).well()
     assert [row["rank"] for row in ended.lines("metrics.jsonl")] == [1.5, 1.5, 1.5, 3.5]
     assert max(ended.states) == 4
+
+
+@pytest.mark.parametrize("point", ["view.gathered", "view.entered"])
+def test_a_factor_whose_view_was_torn_leaves_no_trace(point: str, tmp_path: Path) -> None:
+    launch = replace(RECORD, hybrid=True)
+    options = {"launch": launch, "failpoints": f"{point}=kill@1/1", "epochs": 14, "pace_s": 0.01}
+    with Conductor(tmp_path / "run", batches.job, **options) as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.start(1)
+        conductor.ready(1)
+        conductor.view([(0, 2), (1, 2)], planned=True, factor=2)
+        assert conductor.exit_code(1) == -signal.SIGKILL
+        conductor.entered(conductor.view([(0, 4)], planned=False, factor=1, reason="worker 1 is gone"))
+        assert conductor.statuses[0].factor == 1
+        conductor.start(2)
+        conductor.ready(2)
+        conductor.entered(conductor.view([(0, 2), (2, 2)], planned=True, factor=2))
+        assert conductor.statuses[0].factor == 2
+        conductor.done(0, 2)
+        live = conductor.ended
+    history = written(live.folder)
+    assert [factor for _, factor in history] == [2]
+    again = replace(RECORD, batch_history=history)
+    assert run(batches.job, [1, 3], tmp_path / "again", launch=again, epochs=14).well().states == live.states
 
 
 @pytest.mark.parametrize(

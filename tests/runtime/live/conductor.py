@@ -103,6 +103,7 @@ class Conductor:
         leaving: Iterable[int] = (),
         reason: str = "a test",
         apart: bool = False,
+        factor: int = 0,
     ) -> View:
         """Name a view of (worker, virtual workers) and tell everyone concerned; `apart`: each is on a host of its
         own, as it is told.
@@ -118,6 +119,7 @@ class Conductor:
             meeting="file",
             reason=reason,
             leaving=tuple(leaving),
+            factor=factor,
         )
         for worker in (*view.workers, *view.leaving):
             self.tell(worker, view=view)
