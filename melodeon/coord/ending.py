@@ -6,7 +6,7 @@ from melodeon.coord.messages import Phase
 from melodeon.coord.profiling import drop_profile
 from melodeon.coord.status import committed
 from melodeon.coord.switching import tell_switch
-from melodeon.coord.views import changes, concerned, seated
+from melodeon.coord.views import seated
 from melodeon.core.text import counted
 
 
@@ -34,11 +34,13 @@ def tell_end(turn: Turn, ask: str) -> None:
 
 
 def judge_errors(turn: Turn) -> None:
-    """A script's own error in a worker that trains, or was to train from the start, ends the job."""
+    """A script's own error in a worker that trains, or was to train from the start, ends the job.
+
+    One that comes later and fails before it trains could not join: the others need nothing of it.
+    """
     state = turn.state
-    newcomers = {worker for change in changes(state) for worker in change.adding}
     for info in state.workers.values():
-        if info.error and not info.released and (info.worker not in newcomers or info.worker in concerned(state)):
+        if info.error and not info.released and (info.generation or state.settled is None):
             if info.phase is not Phase.GONE and info.exit_code is not None:
                 state.failed = (info.worker, info.exit_code)  # as it has told itself, not as its process ended
             end_job(turn, "failed", info.error)

@@ -249,6 +249,31 @@ def test_a_newcomer_with_another_definition_is_refused() -> None:
 # -- migrate, preempt --
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_newcomer_that_fails_inside_the_switch_does_not_end_the_job(stopped: bool) -> None:
+    """It has no room for the state, say: the others have it, and trained before it came."""
+    bench = job(2)
+    bench.ask("scale_out", id="x", n=1)
+    bench.ready(2)
+    bench.gone(2, error="no room for the state", exit_code=1)
+    assert (bench.state.outcome, bench.view.workers) == ("", (0, 1))
+    if stopped:
+        bench.ask("stop")
+    bench.enter()
+    assert bench.state.outcome == ""
+    assert not bench.answers["x"].ok
+    assert stopped or "New worker 2 could not join: no room for the state" in bench.answers["x"].text
+
+
+def test_a_newcomer_that_fails_when_it_trains_ends_the_job_like_any_worker() -> None:
+    bench = job(2)
+    bench.ask("scale_out", n=1)
+    bench.ready(2)
+    bench.enter(2)
+    bench.gone(2, error="division by zero", exit_code=1)
+    assert (bench.state.outcome, bench.state.text) == ("failed", "division by zero")
+
+
 def test_migrate_is_one_view() -> None:
     bench = job(2, {"a": 2, "b": 2})
     bench.ask("migrate", id="x", worker=0, to="b")
