@@ -3,6 +3,7 @@
 import pytest
 
 from melodeon.coord.hybrid import HybridConfig
+from melodeon.coord.messages import Phase
 from tests.coord.master_bench import Bench, follow, job, walk
 
 SPEED = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}
@@ -283,3 +284,14 @@ def test_a_factor_that_came_with_a_checkpoint_is_where_hybrid_scaling_goes_on() 
     bench.say(0, factor=8)
     bench.gone(1)
     assert bench.view.factor == 4
+
+
+def test_a_job_that_begins_again_while_it_was_to_grow_has_the_batch_of_before() -> None:
+    bench = job(1, hybrid=HybridConfig(curves=CURVES), restarts=1)
+    bench.ask("scale_out", n=1)
+    bench.ready(1)
+    assert bench.view.factor == 2
+    bench.set(0, phase=Phase.GONE)
+    bench.gone(1)
+    assert "restart" in bench.kinds()
+    assert bench.state.batch[0] == 1
