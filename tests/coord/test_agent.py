@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +12,6 @@ import pytest
 
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.local import Event
-from melodeon.coord.agent import main
 from melodeon.coord.agent_config import AgentConfig, read_config, write_config
 from melodeon.coord.marks import read_marks
 from melodeon.coord.master_state import JobConfig
@@ -216,9 +217,7 @@ def _workers_of(job: Running, agent: int) -> list[int]:
     return sorted(read_marks(job.folder / "agents" / f"node{agent}"))
 
 
-def test_an_agent_whose_jobs_secret_is_gone_says_that_the_job_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_agent_whose_jobs_secret_is_gone_says_that_the_job_has_ended(tmp_path: Path) -> None:
     secret, file = tmp_path / ".token", tmp_path / "agent.json"
     write_config(
         file,
@@ -237,5 +236,7 @@ def test_an_agent_whose_jobs_secret_is_gone_says_that_the_job_has_ended(
             job_config=JobConfig(job="x"),
         ),
     )
-    assert main(["agent", str(file)]) == NotFound.exit_code
-    assert capsys.readouterr().err == f"error: job x has ended: {secret} is gone with its launcher\n"
+    command = [sys.executable, "-m", "melodeon.coord.agent", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == NotFound.exit_code
+    assert done.stderr == f"error: job x has ended: {secret} is gone with its launcher\n"
