@@ -9,15 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from melodeon.backends.elastic import Elastic, run_elastic
 from melodeon.backends.local import Event
-from melodeon.coord.agent_config import AgentConfig, read_config, write_config
+from melodeon.coord.agent_config import read_config, write_config
 from melodeon.coord.marks import read_marks
 from melodeon.coord.master_state import JobConfig
 from melodeon.coord.store import Listing, open_store
 from melodeon.core.errors import NotFound, Unreachable
 from melodeon.core.launch import Launch
+from tests.coord.agent_config import make_config
 from tests.coord.etcd_process import EtcdMember
 from tests.coord.running import PRELOAD, SCRIPT, Running, eventually, gone
 
@@ -219,24 +221,8 @@ def _workers_of(job: Running, agent: int) -> list[int]:
 
 def test_an_agent_whose_jobs_secret_is_gone_says_that_the_job_has_ended(tmp_path: Path) -> None:
     secret, file = tmp_path / ".token", tmp_path / "agent.json"
-    write_config(
-        file,
-        AgentConfig(
-            job="x",
-            run="r",
-            agent="node0",
-            host="node0",
-            slots=1,
-            run_dir=str(tmp_path),
-            store=f"unix:{tmp_path}/store",
-            socket=str(tmp_path / "agent"),
-            token_file=str(secret),
-            argv=("train.py",),
-            launch={},
-            job_config=JobConfig(job="x"),
-        ),
-    )
+    write_config(file, replace(make_config(tmp_path), store=f"unix:{tmp_path}/store", token_file=str(secret)))
     command = [sys.executable, "-m", "melodeon.coord.agent", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == NotFound.exit_code
-    assert done.stderr == f"error: job x has ended: {secret} is gone with its launcher\n"
+    assert done.stderr == f"error: job j has ended: {secret} is gone with its launcher\n"
