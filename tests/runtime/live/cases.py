@@ -78,7 +78,7 @@ def frozen_later(epochs: int = 2) -> None:
                 model[0].requires_grad_(False)
 
 
-def wide(epochs: int = 2, pace_s: float = 0.02) -> None:
+def wide(epochs: int = 16, pace_s: float = 0.02) -> None:
     """A state of several megabytes, which crosses in several pieces."""
     torch.set_num_threads(1)
     job = melodeon.join(virtual_workers=V, seed=5)
