@@ -5,11 +5,14 @@ start processes of their own.
 """
 
 import os
+import resource
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from melodeon.core.determinism import level_env
@@ -31,6 +34,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Examples are drawn from a fixed seed: a failure here is a failure everywhere. No deadline: the machine is shared.
 settings.register_profile("melodeon", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("melodeon")
+
+_LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_DATA)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_this_process_as_it_was() -> Iterator[None]:
+    """A test that makes its own process less important, or limits it, does so to all tests after it."""
+    before = _importance()
+    yield
+    assert _importance() == before, "what is limited or less important for good belongs into a process of its own"
+
+
+def _importance() -> tuple[object, ...]:
+    return os.getpriority(os.PRIO_PROCESS, 0), *map(resource.getrlimit, _LIMITS)
 
 
 def pytest_unconfigure() -> None:

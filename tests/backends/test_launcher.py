@@ -173,6 +173,7 @@ def test_a_target_that_was_reached_is_told(
 
     monkeypatch.chdir(tmp_path)  # the launcher goes to the job's folder, and this process must come back
     monkeypatch.setattr("melodeon.backends.launcher.run_elastic", run_elastic)
+    monkeypatch.setattr("melodeon.backends.launcher.limits.apply", lambda **_: None)  # they are for good
     main(["launcher", str(write_order(scripted(tmp_path)))])
     ended = ended_of(tmp_path / "job-1" / "job-1.1")
     said = "" if reached is None else "loss < 0.3 was reached"
