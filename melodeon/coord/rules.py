@@ -125,6 +125,8 @@ def _regroup(turn: Turn, *, newcomers: bool) -> None:
         _start_again(turn)
         return
     fresh = [worker for worker in survivors if worker not in holders]
+    # Seats come first. There are more only where newcomers have the state already, and then nobody who leaves is ahead.
+    holders = holders[: state.virtual_workers]
     if holders and not newcomers:
         survivors, fresh = holders, []
     free = state.virtual_workers - len(holders)

@@ -26,8 +26,9 @@ def settle_view(turn: Turn) -> None:
     state.settled = view
     settle_factor(turn, view)
     state.judged = committed(state)
-    for worker in view.leaving:
-        if worker in state.workers:
+    # A view that is not planned names no leavers: there may be some for whom it had no seat left.
+    for worker in (*view.leaving, *before):
+        if worker not in view.workers and alive(state, worker):
             state.workers[worker].released = True
     entry = {
         "generation": view.generation,

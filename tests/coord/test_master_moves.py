@@ -51,6 +51,28 @@ def test_the_only_worker_moves_by_way_of_a_view_of_both() -> None:
     assert bench.answers["x"].ok
 
 
+def test_a_loss_while_some_have_entered_the_view_and_their_predecessors_still_wait_leaves_a_seat_for_each() -> None:
+    """More workers than virtual workers hold the state then."""
+    bench = job(4, {"a": 4, "b": 4})
+    bench.ask("place", id="x", slots={"a": [0, 2], "b": [1, 3]})
+    bench.ready(4, 5)
+    stays, other = bench.view.workers[:2]
+    gone = sorted({0, 1, 2, 3} - {stays, other})
+    assert (bench.view.workers, bench.view.leaving) == ((stays, other, 4, 5), tuple(gone))
+    bench.enter(4, 5)
+    bench.gone(stays)
+    assert (bench.view.workers, bench.view.planned) == ((other, 4, 5, gone[0]), False)
+    assert gone[1] in bench.workers(), "it holds the state until all have entered"
+    bench.enter()
+    assert bench.notice(gone[1]).released
+    assert (bench.view.workers, bench.view.leaving) == ((other, 4, 5), (gone[0],))
+    bench.enter()
+    assert not bench.answers["x"].ok
+    for worker in gone:
+        bench.gone(worker, exit_code=0)
+    assert bench.workers() == [other, 4, 5]
+
+
 def test_a_job_of_one_virtual_worker_cannot_move() -> None:
     answer = job(1, virtual_workers=1).ask("migrate", worker=0)
     assert answer is not None
