@@ -101,7 +101,9 @@ def notice_broken(turn: Turn) -> None:
             state.torn = f"worker {shut[0]} could not connect with the others and nobody is gone"
         if state.torn != state.view.reason:  # told already, and no better since
             turn.record("broken", generation=state.view.generation, worker=(shut or broken)[0], text=state.torn)
-        if shut and any(state.workers[w].phase is Phase.MEMBER for w in concerned(state) if alive(state, w)):
+        # The first view needs all of its workers: no change would give them another seat.
+        begun = state.settled is not None
+        if shut and begun and any(state.workers[w].phase is Phase.MEMBER for w in concerned(state) if alive(state, w)):
             closed = state.view
             _regroup(turn, newcomers=False)
             count_break(turn, closed)

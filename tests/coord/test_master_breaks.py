@@ -120,6 +120,33 @@ def test_a_view_without_newcomers_that_cannot_be_connected_is_given_up(what: str
     assert bench.workers() == [0, 2, 3], "the wish is over, and a lost worker is replaced"
 
 
+def test_a_worker_that_cannot_follow_the_others_into_the_first_view_keeps_its_seat() -> None:
+    """No change would give it another, and its slot would be taken for good."""
+    bench = Bench(workers=3, restarts=1)
+    bench.report_all()
+    bench.ready(0, 1, 2)
+    bench.enter(0)
+    break_up(bench, 1)
+    assert (bench.view.workers, bench.view.planned) == ((0, 1, 2), False)
+    bench.gone(2)  # this had been the reason
+    bench.enter()
+    assert bench.view.workers == (0, 1)
+    assert bench.workers() == [0, 1, 3], "the lost one is replaced"
+
+
+def test_newcomers_that_are_the_only_ones_left_keep_their_seats() -> None:
+    bench = job(1)
+    bench.ask("scale_out", n=2)
+    bench.ready(1, 2)
+    break_up(bench, 1)
+    bench.enter()
+    assert (bench.view.workers, bench.view.planned) == ((0, 1, 2), True)
+    bench.gone(0)
+    assert bench.view.workers == (1, 2)
+    break_up(bench, 1)
+    assert (bench.view.workers, bench.workers()) == ((1, 2), [1, 2])
+
+
 def test_a_job_that_has_not_begun_needs_all_its_workers() -> None:
     bench = Bench(workers=2)
     bench.report_all()
