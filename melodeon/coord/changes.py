@@ -243,7 +243,9 @@ def _begin_out(turn: Turn, change: Change) -> str:
     size, most = len(seated(state)), room(state)
     if change.what == "replace":
         wanted = max(state.wanted, state.profile.size if state.profile else 0)  # a size that is being measured counts
-        change.count = min(change.count, most - size, wanted - size)
+        needed = max(0, min(change.count, most - size, wanted - size))
+        state.restarts_left += change.count - needed  # what was spent on the others is there for a later loss
+        change.count = needed
         if change.count < 1:
             return "no replacement is needed any more"
     if change.count < 1 or size + change.count > most:

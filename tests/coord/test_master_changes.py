@@ -235,6 +235,26 @@ def test_a_loss_of_somebody_else_is_not_the_wishs_failure() -> None:
     assert "the job has 2 workers" in bench.answers["x"].text
 
 
+def test_a_restart_whose_replacement_is_not_needed_any_more_is_there_for_a_later_loss() -> None:
+    bench = job(3, {"a": 2, "b": 1}, restarts=1)
+    (away,) = bench.statuses["b"]
+    bench.gone(away)
+    bench.slots["b"] = 0
+    bench.report("b")
+    bench.enter()
+    bench.ask("scale", id="x", n=2)
+    assert bench.answers["x"].ok
+    bench.slots["b"] = 2
+    bench.report("b")
+    bench.tick(0.1)
+    assert len(bench.workers()) == 2, "as many as were asked for last"
+    assert (bench.state.wanted, bench.state.restarts_left) == (2, 1)
+    bench.gone(bench.view.workers[1])
+    bench.enter()
+    assert len(bench.workers()) == 2
+    assert (bench.state.wanted, bench.state.restarts_left) == (2, 0)
+
+
 def test_a_newcomer_with_another_definition_is_refused() -> None:
     bench = job(1)
     bench.ask("scale_out", id="x", n=1)
