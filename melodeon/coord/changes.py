@@ -228,7 +228,7 @@ def do_without(turn: Turn, change: Change, worker: int, how: str) -> None:
         state.owed += 1
     elif change.what == "migrate" and len(change.removing) > len(change.adding):
         change.removing = change.removing[: len(change.adding)]  # who has no successor stays
-    elif change.what in ("place", "migrate"):  # of one that moved, the predecessor is gone or has left
+    elif change.what in ("place", "migrate", "preempt"):  # of one that moved, the predecessor is gone or has to leave
         lose_newcomer(turn)
     elif change.what in ("scale_out", "scale"):
         state.wanted = max(1, state.wanted - 1)

@@ -4,7 +4,7 @@ import pytest
 
 from melodeon.coord.master_state import JobPhase
 from melodeon.coord.messages import Phase
-from tests.coord.master_bench import job
+from tests.coord.master_bench import follow, job
 
 
 def test_migrate_is_one_view() -> None:
@@ -115,6 +115,21 @@ def test_of_several_that_are_preempted_at_once_as_many_move_as_there_is_room_for
     assert (bench.state.phase, bench.state.wanted) == (JobPhase.TRAINING, 1)
     assert bench.notice(0).released
     assert bench.notice(1).released
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_lost_successor_of_one_that_must_leave_is_replaced_where_restarts_are_left(restarts: int) -> None:
+    bench = job(2, restarts=restarts)
+    bench.set(0, preempted=True)
+    bench.set(1, preempted=True)
+    bench.report("a")
+    assert bench.workers() == [0, 1, 2, 3]
+    bench.gone(2)
+    bench.ready(3)
+    for _ in range(4):
+        follow(bench)
+    assert bench.workers() == ([3, 4] if restarts else [3])
+    assert (bench.state.wanted, bench.state.restarts_left) == (1 + restarts, 0)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
