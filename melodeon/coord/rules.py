@@ -170,7 +170,8 @@ def _start_again(turn: Turn) -> None:
         drop_worker(turn, worker, "there are more workers than the job may have")
     spares = spares[:limit]
     state.owed = min(state.owed, limit - len(spares))
-    missing = min(max(1, state.wanted), limit) - len(spares) - state.owed
+    least = max(1, state.config.min_workers)  # there may have been fewer, but it cannot begin with them
+    missing = min(max(least, state.wanted), limit) - len(spares) - state.owed
     if missing > 0:
         state.owed += min(missing, state.restarts_left)
         state.restarts_left -= min(missing, state.restarts_left)

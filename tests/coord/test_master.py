@@ -191,6 +191,18 @@ def test_all_lost_starts_again_cold_while_restarts_last() -> None:
     assert "--restarts" in bench.state.text
 
 
+def test_a_job_that_went_on_with_fewer_than_it_needs_starts_again_with_as_many_as_it_needs() -> None:
+    bench = job(2, min_workers=2, restarts=2)
+    bench.say(1, preempted=True)
+    bench.enter()
+    bench.gone(1, exit_code=0)
+    assert bench.view.workers == (0,)
+    bench.gone(0)
+    assert (bench.state.phase, bench.state.restarts_left) == (JobPhase.STARTING, 0)
+    bench.ready(2, 3)
+    assert bench.view.workers == (2, 3)
+
+
 def test_leavers_who_wait_for_the_others_first_step_are_called_back_when_all_of_these_are_lost() -> None:
     bench = job(3)
     bench.ask("scale_in", id="x", workers=[1, 2])
