@@ -165,16 +165,13 @@ def _start_again(turn: Turn) -> None:
         change.adding = []
         if change.what == "replace" and change.stage is Stage.QUEUED:
             state.owed += change.count  # restarts that were spent, and have started nobody yet
-    limit = room(state)
-    for worker in spares[limit:]:
-        drop_worker(turn, worker, "there are more workers than the job may have")
-    spares = spares[:limit]
-    state.owed = min(state.owed, limit - len(spares))
     least = max(1, state.config.min_workers)  # there may have been fewer, but it cannot begin with them
-    missing = min(max(least, state.wanted), limit) - len(spares) - state.owed
-    if missing > 0:
-        state.owed += min(missing, state.restarts_left)
-        state.restarts_left -= min(missing, state.restarts_left)
+    size = min(max(least, state.wanted), room(state))
+    for worker in spares[size:]:
+        drop_worker(turn, worker, "there are more workers than the job is to have")
+    spares = spares[:size]
+    spent, state.owed = state.owed, min(size - len(spares), state.owed + state.restarts_left)
+    state.restarts_left += spent - state.owed
     if not spares and not state.owed:
         end_job(turn, "failed", f"{why}, nobody else holds the job's state and no restarts are left: use --restarts")
         return

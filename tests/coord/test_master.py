@@ -203,6 +203,28 @@ def test_a_job_that_went_on_with_fewer_than_it_needs_starts_again_with_as_many_a
     assert bench.view.workers == (2, 3)
 
 
+def test_a_job_starts_again_with_no_more_workers_than_were_wanted() -> None:
+    bench = job(3, {"a": 2, "b": 1}, restarts=5)
+    (away,) = bench.statuses["b"]
+    bench.slots["b"] = 0
+    bench.gone(away)
+    bench.enter()
+    bench.ask("scale", n=2)
+    bench.set(bench.view.workers[0], Phase.GONE)
+    bench.gone(bench.view.workers[1])
+    assert (bench.state.phase, bench.state.wanted) == (JobPhase.STARTING, 2)
+    assert (len(bench.workers()), bench.state.restarts_left) == (2, 3)
+
+
+def test_a_job_that_starts_again_while_it_was_larger_for_a_profile_has_its_size_of_before() -> None:
+    bench = job(1, restarts=5)
+    bench.ask("profile", min=4, max=4)
+    assert bench.workers() == [0, 1, 2, 3]
+    bench.gone(0)
+    assert (bench.state.phase, bench.state.wanted, bench.workers()) == (JobPhase.STARTING, 1, [1])
+    assert bench.state.restarts_left == 5, "who was to be measured only takes the place of the lost one"
+
+
 def test_leavers_who_wait_for_the_others_first_step_are_called_back_when_all_of_these_are_lost() -> None:
     bench = job(3)
     bench.ask("scale_in", id="x", workers=[1, 2])
