@@ -9,6 +9,7 @@ from statistics import median
 
 from melodeon.coord.hybrid import GAIN
 from melodeon.coord.master_state import Change, MasterState, Profile, Turn
+from melodeon.coord.placing import lose_newcomer
 from melodeon.coord.status import committed
 from melodeon.coord.views import room, seated
 from melodeon.core.text import counted
@@ -131,11 +132,14 @@ def _measure(turn: Turn, profile: Profile) -> None:
 
 def _end(turn: Turn, profile: Profile) -> None:
     state = turn.state
-    if len(seated(state)) != profile.back_to and profile.marks != [(-2.0, profile.back_to)]:
+    size = len(seated(state))
+    if size != profile.back_to and profile.marks != [(-2.0, profile.back_to)]:
         profile.marks = [(-2.0, profile.back_to)]
         reason = f"the profile is complete: back to {counted(profile.back_to, 'worker')}"
         state.queue.append(Change(what="resize", reason=reason, count=profile.back_to))
         return
+    for _ in range(profile.back_to - size - state.owed):
+        lose_newcomer(turn)  # the walk has let others go for it
     _tell(turn, profile)
 
 

@@ -186,6 +186,20 @@ def test_a_newcomer_that_is_lost_on_the_way_to_a_size_costs_the_job_nothing(rest
     assert (bench.state.owed, bench.state.restarts_left) == (0, restarts)
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_newcomer_that_is_lost_on_the_way_back_is_replaced_where_restarts_are_left(restarts: int) -> None:
+    bench = job(3, restarts=restarts)
+    bench.ask("profile", id="p", min=1, max=1, steps=10)
+    follow(bench)
+    walk(bench, SPEED, 16)
+    assert bench.workers() == [0, 3, 4]
+    bench.gone(3)
+    go_on(bench)
+    assert bench.answers["p"].ok
+    assert (len(bench.view.workers), bench.state.wanted) == (2 + restarts, 2 + restarts)
+    assert (bench.state.owed, bench.state.restarts_left) == (0, 0)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_worker_that_is_lost_in_a_profile_is_replaced_as_far_as_restarts_are_left(workers: int) -> None:
     bench = profiled(workers, 4, restarts=1)
