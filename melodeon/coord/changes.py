@@ -214,7 +214,10 @@ def _forget_lost(turn: Turn, change: Change) -> None:
     change.removing = [worker for worker in change.removing if alive(turn.state, worker)]
     for worker in list(change.adding):
         info = turn.state.workers.get(worker)
-        if info is None or info.phase is Phase.GONE:
+        if info is not None and info.released:  # it has been in a view, and what let it go from there has counted it
+            change.adding.remove(worker)
+            change.notes.append(f"New worker {worker} had to give its device back.")
+        elif info is None or info.phase is Phase.GONE:
             do_without(turn, change, worker, (info.error if info else "") or "it was lost before it had a seat")
 
 

@@ -181,6 +181,22 @@ def test_a_newcomer_that_is_lost_on_its_way_into_the_view_costs_one_restart(
     assert (bench.state.wanted, bench.state.owed, bench.state.restarts_left) == (size, 0, left)
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_newcomer_that_is_preempted_while_the_change_goes_on_is_not_lost(restarts: int) -> None:
+    bench = placed({"a": [0, 1, 2]}, restarts=restarts)
+    bench.ask("place", id="x", slots={"b": [0, 1, 2]})
+    bench.ready(3, 4, 5)
+    assert (bench.view.workers, bench.view.leaving) == ((0, 3, 4, 5), (1, 2))
+    bench.set(3, preempted=True)
+    bench.enter()
+    for _ in range(4):
+        follow(bench)
+    assert bench.workers() == [4, 5], "its device stays free"
+    assert (bench.state.wanted, bench.state.restarts_left) == (2, restarts)
+    assert not bench.answers["x"].ok
+    assert bench.answers["x"].text == "New worker 3 had to give its device back. The job has 2 workers."
+
+
 def test_what_cannot_be_started_is_said_and_the_other_devices_are_given_back() -> None:
     bench = placed({"a": [0, 1]})
     bench.ask("place", id="x", slots={"a": [1], "b": [0]})
