@@ -52,6 +52,8 @@ def decide(curves: Curves, factor: int, old_size: int, new_size: int, max_factor
     """The batch factor after a change from `old_size` to `new_size` workers."""
     if new_size <= old_size:
         return Decision(factor, f"{old_size} to {new_size} workers is no growth: the batch is kept")
+    if new_size < 2 * old_size:
+        return Decision(factor, f"{old_size} to {new_size} workers is not twice as many: the batch is kept")
     k = 1
     while 2 * k * old_size <= new_size and factor * k * 2 <= max_factor:
         curve = curves.get(factor * k)

@@ -263,6 +263,17 @@ def test_the_batch_goes_by_those_who_are_left_of_the_newcomers() -> None:
     assert bench.view.factor == 2, "a loss changes nothing"
 
 
+def test_a_batch_that_is_kept_since_too_few_newcomers_are_left_is_recorded_with_that() -> None:
+    bench = job(2, hybrid=HybridConfig(curves=CURVES))
+    bench.ask("scale_out", n=2)
+    bench.ready(2, 3)
+    assert bench.view.factor == 2
+    bench.gone(3)
+    assert (bench.view.workers, bench.view.factor) == ((0, 1, 2), 1)
+    why = [record.values["why"] for record in bench.records if record.kind == "batch"][-1]
+    assert why == "2 to 3 workers is not twice as many: the batch is kept"
+
+
 def test_the_batch_stays_where_a_newcomer_cannot_be_reached() -> None:
     bench = job(1, hybrid=HybridConfig(curves=CURVES))
     bench.ask("scale_out", n=1)
