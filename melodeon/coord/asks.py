@@ -166,7 +166,7 @@ def _stop(turn: Turn, ask: Ask) -> None:
     cancel(turn, "the job was stopped")
     state.owed = 0
     if state.phase is JobPhase.STARTING:
-        end_job(turn, "stopped", "stopped before it began to train")
+        end_job(turn, "stopped", f"stopped before it began to train{' again' if state.generation else ''}")
     elif state.phase is JobPhase.TRAINING:
         turn.move_job(JobPhase.STOPPING)
 

@@ -332,6 +332,17 @@ def test_stop_ends_at_a_boundary() -> None:
     assert not refused.ok
 
 
+def test_a_job_that_is_stopped_while_it_starts_says_whether_it_has_trained() -> None:
+    first = Bench(workers=1)
+    first.report_all()
+    first.ask("stop", id="x")
+    assert first.answers["x"].text == "stopped before it began to train"
+    again = job(1, restarts=1)
+    again.gone(0)
+    again.ask("stop", id="x")
+    assert again.answers["x"].text == "stopped before it began to train again"
+
+
 def test_losses_while_stopping_do_not_hold_it_up() -> None:
     bench = job(2, restarts=3)
     bench.ask("stop")
