@@ -180,6 +180,9 @@ def _start_again(turn: Turn) -> None:
     tell_switch(turn, at_once=True)
     drop_profile(turn, f"all workers were lost: {why}")
     state.view = state.settled = None
+    for info in state.workers.values():
+        if info.phase is Phase.GONE:
+            info.error = ""  # a newcomer's, that could not join: it is none of those that the job begins with
     state.wanted = len(spares) + state.owed
     turn.move_job(JobPhase.STARTING)
 

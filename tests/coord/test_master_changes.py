@@ -2,6 +2,7 @@
 
 import pytest
 
+from melodeon.coord.master_state import JobPhase
 from melodeon.coord.messages import Phase
 from tests.coord.master_bench import Bench, job
 
@@ -282,6 +283,18 @@ def test_a_newcomer_that_fails_inside_the_switch_does_not_end_the_job(stopped: b
     assert bench.state.outcome == ""
     assert not bench.answers["x"].ok
     assert stopped or "New worker 2 could not join: no room for the state" in bench.answers["x"].text
+
+
+def test_a_newcomer_that_failed_inside_the_switch_does_not_end_a_job_that_starts_again_after_it() -> None:
+    bench = job(2, {"a": 6}, restarts=2)
+    bench.ask("scale_out", n=1)
+    bench.ready(2)
+    bench.gone(2, error="ValueError: no", exit_code=1)
+    bench.set(0, Phase.GONE)
+    bench.gone(1)
+    assert (bench.state.phase, bench.state.outcome) == (JobPhase.STARTING, "")
+    bench.ready(3, 4)
+    assert bench.view.workers == (3, 4)
 
 
 def test_a_newcomer_that_fails_when_it_trains_ends_the_job_like_any_worker() -> None:
