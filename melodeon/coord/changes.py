@@ -226,13 +226,10 @@ def do_without(turn: Turn, change: Change, worker: int, how: str) -> None:
     state = turn.state
     change.adding.remove(worker)
     change.notes.append(f"New worker {worker} could not join: {how}.")
-    if change.what == "replace" and state.restarts_left > 0:
-        state.restarts_left -= 1
-        state.owed += 1
-    elif change.what == "migrate" and len(change.removing) > len(change.adding):
+    if change.what == "migrate" and len(change.removing) > len(change.adding):
         change.removing = change.removing[: len(change.adding)]  # who has no successor stays
-    elif change.what in ("place", "migrate", "preempt"):  # of one that moved, the predecessor is gone or has to leave
-        lose_newcomer(turn)
+    elif change.what in ("replace", "place", "migrate", "preempt"):
+        lose_newcomer(turn)  # of one that moved, the predecessor is gone or has to leave
     elif change.what in ("scale_out", "scale"):
         state.wanted = max(1, state.wanted - 1)
 

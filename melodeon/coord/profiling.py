@@ -132,13 +132,15 @@ def _measure(turn: Turn, profile: Profile) -> None:
 
 def _end(turn: Turn, profile: Profile) -> None:
     state = turn.state
-    size = len(seated(state))
-    if size != profile.back_to and profile.marks != [(-2.0, profile.back_to)]:
+    size, wanted = len(seated(state)), min(state.wanted, room(state))
+    # A replacement that had no slot yet when it set out may have come meanwhile.
+    back_to = max(profile.back_to, wanted - state.owed)
+    if size != back_to and profile.marks != [(-2.0, profile.back_to)]:
         profile.marks = [(-2.0, profile.back_to)]
-        reason = f"the profile is complete: back to {counted(profile.back_to, 'worker')}"
-        state.queue.append(Change(what="resize", reason=reason, count=profile.back_to))
+        reason = f"the profile is complete: back to {counted(back_to, 'worker')}"
+        state.queue.append(Change(what="resize", reason=reason, count=back_to))
         return
-    for _ in range(profile.back_to - size - state.owed):
+    for _ in range(max(profile.back_to, wanted) - size - state.owed):
         lose_newcomer(turn)  # the walk has let others go for it
     _tell(turn, profile)
 

@@ -200,6 +200,38 @@ def test_a_newcomer_that_is_lost_on_the_way_back_is_replaced_where_restarts_are_
     assert (bench.state.owed, bench.state.restarts_left) == (0, 0)
 
 
+def test_a_replacement_that_found_a_slot_only_in_a_profile_stays() -> None:
+    bench = job(3, {"a": 2, "b": 1}, restarts=1)
+    (away,) = bench.statuses["b"]
+    bench.slots["b"] = 0
+    bench.gone(away)
+    bench.enter()
+    bench.ask("profile", id="p", min=1, max=2, steps=10)
+    follow(bench)
+    walk(bench, SPEED, 3)
+    assert len(bench.view.workers) == 1
+    bench.slots["b"] = 1
+    bench.report("b")
+    go_on(bench)
+    assert bench.answers["p"].values["rates"] == pytest.approx({"1": 10.0, "2": 20.0})
+    assert (len(bench.view.workers), bench.state.wanted) == (3, 3)
+    assert (bench.state.owed, bench.state.restarts_left) == (0, 0)
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_profile_does_not_bring_back_who_could_not_be_replaced(restarts: int) -> None:
+    bench = job(3, restarts=restarts)
+    bench.gone(2)
+    bench.enter()
+    for newcomer in range(3, 3 + restarts):
+        bench.gone(newcomer)
+        bench.tick(0.1)
+    bench.ask("profile", id="p", min=1, max=1, steps=10)
+    go_on(bench)
+    assert bench.answers["p"].ok
+    assert (len(bench.view.workers), bench.state.wanted) == (2, 2)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_worker_that_is_lost_in_a_profile_is_replaced_as_far_as_restarts_are_left(workers: int) -> None:
     bench = profiled(workers, 4, restarts=1)
