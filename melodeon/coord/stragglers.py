@@ -28,7 +28,8 @@ def watch_stragglers(turn: Turn) -> None:
         _judge_step(state, view, seats, step)
     slow = [info for info in seats if info.slow >= state.config.straggler_patience]
     if slow and state.current is None and not state.queue and state.profile is None:
-        worst = max(slow, key=lambda info: (_typical(info), info.worker))
+        patience = state.config.straggler_patience
+        worst = max(slow, key=lambda info: (_typical(state, info, patience), info.worker))
         _act(turn, view, seats, worst)
 
 
@@ -52,20 +53,23 @@ def _judge_step(state: MasterState, view: View, seats: list[WorkerInfo], step: i
         info.slow = info.slow + 1 if slow else 0
 
 
-def _typical(info: WorkerInfo) -> float:
-    return median(info.busy_s) if info.busy_s else 0.0
+def _typical(state: MasterState, info: WorkerInfo, num: int) -> float:
+    """The median of its newest `num` compared steps, as far as they are known: it may have been fast before them."""
+    first = max(state.judged - num, info.step - len(info.busy_s)) + 1
+    times = [_busy(info, step) for step in range(first, min(state.judged, info.step) + 1)]
+    return median(times or info.busy_s or (0.0,))
 
 
 def _act(turn: Turn, view: View, seats: list[WorkerInfo], worst: WorkerInfo) -> None:
     state = turn.state
     counts = view.assignment.counts
-    weights = [count / _typical(info) if _typical(info) > 0 else 0.0 for count, info in zip(counts, seats, strict=True)]
+    typical = [_typical(state, info, worst.slow) for info in seats]
+    weights = [count / busy_s if busy_s > 0 else 0.0 for count, busy_s in zip(counts, typical, strict=True)]
     index = seats.index(worst)
     fair = counts_from_weights(state.virtual_workers, weights)
-    others_ms = median(_typical(info) for info in seats if info is not worst) * 1000
+    busy_ms, others_ms = typical[index] * 1000, median(typical[:index] + typical[index + 1 :]) * 1000
     figures = (
-        f"worker {worst.worker} took {_typical(worst) * 1000:.0f} ms a step over {worst.slow} steps, "
-        f"the others {others_ms:.0f} ms"
+        f"worker {worst.worker} took {busy_ms:.0f} ms a step over {worst.slow} steps, the others {others_ms:.0f} ms"
     )
     for info in seats:
         info.slow = 0
@@ -84,4 +88,4 @@ def _act(turn: Turn, view: View, seats: list[WorkerInfo], worst: WorkerInfo) -> 
         state.queue.append(Change(what="remove", reason=reason, workers=[worst.worker]))
     else:
         return
-    turn.record("straggler", worker=worst.worker, why=reason, busy_ms=_typical(worst) * 1000, others_ms=others_ms)
+    turn.record("straggler", worker=worst.worker, why=reason, busy_ms=busy_ms, others_ms=others_ms)

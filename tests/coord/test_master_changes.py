@@ -405,6 +405,19 @@ def test_a_slow_worker_gets_less_and_is_removed_if_that_does_not_help() -> None:
     assert "did not help" in figures[1]
 
 
+def test_who_becomes_slow_after_many_good_steps_gets_less_at_first_too() -> None:
+    bench = job(3, virtual_workers=12)
+    for step in range(1, 43):
+        for worker in range(3):
+            times = [0.3 if worker == 2 and number > 32 else 0.1 for number in range(1, step + 1)]
+            bench.set(worker, step=step, busy_s=tuple(times[-32:]))
+        bench.report_all()
+    assert bench.view.planned
+    assert bench.view.assignment.counts == (5, 5, 2)
+    why = next(record.values["why"] for record in bench.records if record.kind == "straggler")
+    assert why.startswith("worker 2 took 300 ms a step over 10 steps, the others 100 ms: it gets 2 virtual workers")
+
+
 def test_somebody_with_more_virtual_workers_is_not_slow_for_that() -> None:
     bench = job(2, virtual_workers=3)
     assert bench.view.assignment.counts == (2, 1)
