@@ -1,6 +1,6 @@
 """The beat of a step: whose turn it is, what has been done with the batch that is out, and when the update comes.
 
-    enter(rank) -> backward -> [the last local one: reach_update -> begin_update] -> leave(rank) -> ... -> advance()
+    begin -> enter(rank) -> backward -> [the last local one: reach_update -> begin_update] -> leave -> ... -> advance
 
 The gates of wrapped objects ask here whether a call takes effect. Everything a script can do in the wrong order or
 number is refused here, with one sentence.
@@ -173,12 +173,15 @@ class Beat:
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """A step begins: to read the data of its first virtual worker is this worker's own work, too."""
+        self._began = time.perf_counter()
+
     def enter(self, rank: int, weight: float) -> None:
         """A virtual worker's turn begins."""
         if rank == self._ranks[0]:
             self._updated.clear()
             self._lost = None
-            self._began = time.perf_counter()
             self._engine.begin_step()
         self.turn = Turn(rank, weight, last=rank == self._ranks[-1])
         self._engine.enter(self.step, rank)

@@ -72,6 +72,7 @@ class Loader:
                 if self.cursor >= end or course.stopping:
                     break
                 whole = True
+                course.beat.begin()
                 for rank in course.ranks:
                     batch = self._take(rank)
                     course.beat.enter(rank, batch.weight)

@@ -1,6 +1,7 @@
 """Scripts for live elasticity: with everything in them that could betray a resize, and a step that can be slowed."""
 
 import gc
+import threading
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import Dataset
 
 import melodeon
 from tests.runtime.loop import parts
@@ -89,6 +91,34 @@ def wide(epochs: int = 16, pace_s: float = 0.02) -> None:
     for _ in job.epochs(epochs):
         parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)
         average.update_parameters(model)
+
+
+class SlowSamples(Dataset[torch.Tensor]):
+    """Each of which takes a while to read."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        threading.Event().wait(self._seconds)
+        return torch.full((2,), float(index))
+
+
+def slow_data(seconds: float) -> None:
+    """Nothing takes long but to read a sample, of which each virtual worker needs one a step."""
+    torch.set_num_threads(1)
+    job = melodeon.join(virtual_workers=2, seed=5)
+    model = nn.Linear(2, 1)
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    loader = job.loader(SlowSamples(seconds), batch_size=1)
+    for _ in job.epochs(1):
+        for x in loader:
+            job.backward(model(x).mean())
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def uncollected(epochs: int = 12) -> None:

@@ -307,3 +307,14 @@ def test_the_worker_that_writes_is_killed(tmp_path: Path, undisturbed: dict[str,
         conductor.entered(conductor.view([(1, 4)], planned=False, reason="worker 0 is gone"))
         conductor.done(1)
         assert conductor.states == undisturbed["tree"][:SHORT]
+
+
+def test_a_worker_that_is_slow_to_read_its_data_is_busy_with_it(tmp_path: Path) -> None:
+    """Whoever looks for slow workers must see it, also where each runs one virtual worker."""
+    with Conductor(tmp_path / "run", cases.slow_data, seconds=0.05) as conductor:
+        conductor.start(0, 1)
+        conductor.ready(0, 1)
+        conductor.entered(conductor.view([(0, 1), (1, 1)], planned=False))
+        conductor.done(0, 1)
+        assert [len(conductor.statuses[worker].busy_s) for worker in (0, 1)] == [10, 10]
+        assert all(busy_s >= 0.05 for worker in (0, 1) for busy_s in conductor.statuses[worker].busy_s)
