@@ -42,6 +42,10 @@ class Catalogue(msgspec.Struct, frozen=True):
         for name, count in ((partition.name, partition.num_samples) for partition in self.partitions):
             if not isinstance(name, str) or not name:
                 raise UsageError(f"a partition is named {name!r}: a name is a text of at least 1 character")
+            try:
+                name.encode()
+            except UnicodeEncodeError:  # such are the names of some files
+                raise UsageError(f"a partition is named {name!r}, which is not UTF-8: rename it") from None
             if name in seen:
                 raise UsageError(f"two partitions are named {name!r}: every partition needs a name of its own")
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:

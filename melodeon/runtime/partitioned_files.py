@@ -66,7 +66,17 @@ def read_lines(path: Path, parse: Callable[[str], Any]) -> Iterator[Any]:
     """One record per line."""
     with path.open("rb") as file:
         for line in file:
-            yield parse(line.rstrip(b"\r\n").decode())
+            yield parse(_text(path, line.rstrip(b"\r\n")))
+
+
+def _text(path: Path, line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{str(path)!r} has a line that is not UTF-8 ({error}): write it in UTF-8, or give Partitioned an `open` "
+            "of your own"
+        ) from error
 
 
 class NpyShard:
@@ -105,7 +115,7 @@ def open_npy(path: Path) -> Any:
     """The array, mapped and not read."""
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:  # EOFError: it is empty
         raise UsageError(
             f"{str(path)!r} is no .npy file that can be read in rows ({error}): write it with numpy.save, without "
             "objects"

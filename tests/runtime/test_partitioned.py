@@ -396,6 +396,12 @@ def test_an_error_of_the_users_comes_as_it_is_and_can_be_tried_again() -> None:
         (lambda path: Partitioned.npy(path), "matches '*.npy'"),
         (lambda path: Partitioned.npy(path, "*.txt"), "is no .npy file"),
         (lambda path: Partitioned.npy(path, "*.dat"), "holds no rows"),
+        (lambda path: Partitioned.npy(path, "*.none"), "z.none' is no .npy file that can be read in rows (No data"),
+        (
+            lambda path: first_batch(Partitioned.lines(path, "*.latin")),
+            "x.latin' has a line that is not UTF-8 ('utf-8'",
+        ),
+        (lambda path: Partitioned({"\udcff": 1}, list), r"a partition is named '\udcff', which is not UTF-8"),
         (lambda path: Partitioned.lines(path, counts={"b": 1}), "counts has no number for 'a.txt'"),
         (lambda path: Partitioned(["a", "b"], list), "'a' in partitions is no pair of name and number"),
         (lambda path: Partitioned(["ab"], list), "'ab' in partitions is no pair"),
@@ -417,6 +423,8 @@ def test_an_error_of_the_users_comes_as_it_is_and_can_be_tried_again() -> None:
 )
 def test_mistakes_are_answered_with_one_sentence(make: object, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("not an array\n")
+    (tmp_path / "z.none").touch()
+    (tmp_path / "x.latin").write_bytes(b"caf\xe9\n")
     with (tmp_path / "scalar.dat").open("wb") as file:
         np.save(file, np.float32(1))
     with pytest.raises(MelodeonError, match=re.escape(sentence)) as found:
