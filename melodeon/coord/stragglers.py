@@ -2,7 +2,7 @@
 
 Slow in a step: its own work took more than `factor` times the median of the others' (and, where it runs more virtual
 workers than they do, that many times more again). Slow for `patience` compared steps in a row in one view: it gets a
-share by its measured speed; slow again as long, or nothing to give up: it is removed.
+share by its measured speed, and one less than it has at most; slow again as long, or nothing to give up: it is removed.
 """
 
 from statistics import median
@@ -67,6 +67,9 @@ def _act(turn: Turn, view: View, seats: list[WorkerInfo], worst: WorkerInfo) -> 
     weights = [count / busy_s if busy_s > 0 else 0.0 for count, busy_s in zip(counts, typical, strict=True)]
     index = seats.index(worst)
     fair = counts_from_weights(state.virtual_workers, weights)
+    while not worst.eased and fair[index] >= counts[index] > 1:
+        weights[index] *= 0.9  # whole numbers would leave it all that it has
+        fair = counts_from_weights(state.virtual_workers, weights)
     busy_ms, others_ms = typical[index] * 1000, median(typical[:index] + typical[index + 1 :]) * 1000
     figures = (
         f"worker {worst.worker} took {busy_ms:.0f} ms a step over {worst.slow} steps, the others {others_ms:.0f} ms"

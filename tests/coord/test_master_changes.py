@@ -418,6 +418,24 @@ def test_who_becomes_slow_after_many_good_steps_gets_less_at_first_too() -> None
     assert why.startswith("worker 2 took 300 ms a step over 10 steps, the others 100 ms: it gets 2 virtual workers")
 
 
+def test_who_would_keep_all_by_its_speed_gets_one_less_at_first() -> None:
+    bench = job(4, virtual_workers=8)
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.1, 3: 0.16}, 10)
+    assert bench.view.planned
+    assert bench.view.assignment.counts == (2, 2, 3, 1)
+    why = next(record.values["why"] for record in bench.records if record.kind == "straggler")
+    assert why.endswith("it gets 1 virtual worker instead of 2")
+
+
+def test_who_has_but_one_virtual_worker_is_removed() -> None:
+    bench = job(3, virtual_workers=4)
+    assert bench.view.assignment.counts == (2, 1, 1)
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.3}, 10)
+    assert (bench.view.workers, bench.view.leaving) == ((0, 1), (2,))
+    why = next(record.values["why"] for record in bench.records if record.kind == "straggler")
+    assert why.endswith("and it has only 1: it is removed")
+
+
 def test_somebody_with_more_virtual_workers_is_not_slow_for_that() -> None:
     bench = job(2, virtual_workers=3)
     assert bench.view.assignment.counts == (2, 1)
