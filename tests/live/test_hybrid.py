@@ -1,9 +1,11 @@
 """A whole job whose batch grows with its workers, and the same run again from its history."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.live.system import System
+from tests.live.system import LIMIT_S, ROOT, System
 
 ARGUMENTS = ("--epochs", "8", "--pace", "0.005", "--hybrid")
 CURVES = {1: {1: 9.0, 2: 8.0}, 2: {1: 9.0, 2: 12.0, 3: 9.0, 4: 8.0}, 4: {1: 9.0, 2: 12.0, 4: 20.0}}
@@ -35,3 +37,28 @@ def test_the_launcher_alone_does_not_change_the_batch(tmp_path: Path) -> None:
     with System(tmp_path, "job", "--epochs", "2", workers=1, hybrid={}) as system:
         assert system.end() != 0
         assert "the script has not agreed to it" in system.log()
+
+
+def test_the_workers_follow_a_batch_that_the_script_doubles(tmp_path: Path) -> None:
+    """The two scripts of the AdaBatch example, side by side."""
+    train, follow = (ROOT / "examples" / "adabatch" / name for name in ("train.py", "follow.py"))
+    arguments = ("--epochs", "100000", "--double-at", "1,2")
+    with System(tmp_path, "job", *arguments, script=train, workers=1, straggler_factor=0.0) as system:
+        system.reach(1)
+        command = [sys.executable, str(follow), "job"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as follower:
+            try:
+                system.until(lambda: len(system.members()) == 4)
+                assert system.status()["batch_factor"] == 4
+                system.reach(system.last_step() + 5)
+                assert system.handle.stop().ok
+                system.end()
+                said, _ = follower.communicate(timeout=LIMIT_S)
+            finally:
+                follower.kill()
+        assert follower.returncode == 0, said
+        assert "scale to 4 was asked for: the job has 4 workers." in said
+        receipt = system.receipt()
+    launch = {"max_steps": max(receipt)}
+    with System(tmp_path, "alone", *arguments, script=train, elastic=False, launch=launch) as system:
+        assert system.well().receipt() == receipt
