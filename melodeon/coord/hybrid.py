@@ -53,7 +53,9 @@ def decide(curves: Curves, factor: int, old_size: int, new_size: int, max_factor
     if new_size <= old_size:
         return Decision(factor, f"{old_size} to {new_size} workers is no growth: the batch is kept")
     if new_size < 2 * old_size:
-        return Decision(factor, f"{old_size} to {new_size} workers is not twice as many: the batch is kept")
+        return Decision(factor, f"{old_size} to {new_size} workers is less than twice as many: the batch is kept")
+    if 2 * factor > max_factor:
+        return Decision(factor, f"the batch may be at most {max_factor} times the first: it is kept")
     k = 1
     while 2 * k * old_size <= new_size and factor * k * 2 <= max_factor:
         curve = curves.get(factor * k)
@@ -72,14 +74,9 @@ def decide(curves: Curves, factor: int, old_size: int, new_size: int, max_factor
             break
         k *= 2
     if k == 1:
-        return Decision(factor, f"the present batch still gains up to {_best(curves, factor)} workers: it is kept")
-    why = f"batch factor {factor} is fastest with {_best(curves, factor)} workers, fewer than {new_size}"
+        return Decision(factor, f"the present batch still gains up to {best_size(curves[factor])} workers: it is kept")
+    why = f"batch factor {factor} is fastest with {best_size(curves[factor])} workers, fewer than {new_size}"
     return Decision(factor * k, f"{why}: the batch is multiplied by {k}")
-
-
-def _best(curves: Curves, factor: int) -> str:
-    curve = curves.get(factor)
-    return str(best_size(curve)) if curve else "an unknown number of"
 
 
 def rate_factor(step: int, old: float, new: float, start: int, ramp_steps: int) -> float:

@@ -33,6 +33,19 @@ def test_it_starts_from_the_present_factor_and_stops_at_the_largest_allowed() ->
     assert decide(CURVES, 2, 8, 16, max_factor=2).factor == 2
 
 
+@pytest.mark.parametrize(
+    ("old_size", "new_size", "max_factor", "why"),
+    [
+        (4, 7, 64, "4 to 7 workers is less than twice as many: the batch is kept"),
+        (4, 8, 1, "the batch may be at most 1 times the first: it is kept"),
+        (2, 4, 64, "the present batch still gains up to 4 workers: it is kept"),
+    ],
+)
+def test_why_a_batch_is_kept_is_true(old_size: int, new_size: int, max_factor: int, why: str) -> None:
+    decision = decide(CURVES, 1, old_size, new_size, max_factor)
+    assert (decision.factor, decision.why) == (1, why)
+
+
 def test_shrinking_and_unknown_curves_keep_the_batch() -> None:
     assert decide(CURVES, 2, 8, 4).factor == 2
     assert decide({}, 1, 1, 8).factor == 1

@@ -303,7 +303,7 @@ def test_a_batch_that_is_kept_since_too_few_newcomers_are_left_is_recorded_with_
     bench.gone(3)
     assert (bench.view.workers, bench.view.factor) == ((0, 1, 2), 1)
     why = [record.values["why"] for record in bench.records if record.kind == "batch"][-1]
-    assert why == "2 to 3 workers is not twice as many: the batch is kept"
+    assert why == "2 to 3 workers is less than twice as many: the batch is kept"
 
 
 def test_the_batch_stays_where_a_newcomer_cannot_be_reached() -> None:
