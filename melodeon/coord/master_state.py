@@ -166,9 +166,11 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
     weight: float = 0.0
     """Virtual workers a second, where it was measured; 0: unknown."""
     slow: int = 0
-    """Slow steps in a row."""
+    """Slow steps in a row; below 0: so many that were not."""
     eased: bool = False
     """It was slow once and has been given fewer virtual workers."""
+    helped: bool = False
+    """Since then it was not slow for as long as it takes to be called so."""
     told: Told = Told()
 
 

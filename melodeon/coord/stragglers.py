@@ -2,7 +2,8 @@
 
 Slow in a step: its own work took more than `factor` times the median of the others' (and, where it runs more virtual
 workers than they do, that many times more again). Slow for `patience` compared steps in a row in one view: it gets a
-share by its measured speed, and one less than it has at most; slow again as long, or nothing to give up: it is removed.
+share by its measured speed, and one less than it has at most; slow for as long once more before it was not slow for as
+long, or nothing to give up: it is removed.
 """
 
 from statistics import median
@@ -50,7 +51,8 @@ def _judge_step(state: MasterState, view: View, seats: list[WorkerInfo], step: i
         others = median(busy_s[:index] + busy_s[index + 1 :])
         share = counts[index] / median(counts[:index] + counts[index + 1 :])
         slow = busy_s[index] > state.config.straggler_factor * others * max(1.0, share)
-        info.slow = info.slow + 1 if slow else 0
+        info.slow = max(info.slow, 0) + 1 if slow else min(info.slow, 0) - 1
+        info.helped = info.helped or info.slow <= -state.config.straggler_patience
 
 
 def _typical(state: MasterState, info: WorkerInfo, num: int) -> float:
@@ -67,7 +69,8 @@ def _act(turn: Turn, view: View, seats: list[WorkerInfo], worst: WorkerInfo) -> 
     weights = [count / busy_s if busy_s > 0 else 0.0 for count, busy_s in zip(counts, typical, strict=True)]
     index = seats.index(worst)
     fair = counts_from_weights(state.virtual_workers, weights)
-    while not worst.eased and fair[index] >= counts[index] > 1:
+    tried = worst.eased and not worst.helped
+    while not tried and fair[index] >= counts[index] > 1:
         weights[index] *= 0.9  # whole numbers would leave it all that it has
         fair = counts_from_weights(state.virtual_workers, weights)
     busy_ms, others_ms = typical[index] * 1000, median(typical[:index] + typical[index + 1 :]) * 1000
@@ -76,16 +79,16 @@ def _act(turn: Turn, view: View, seats: list[WorkerInfo], worst: WorkerInfo) -> 
     )
     for info in seats:
         info.slow = 0
-    if not worst.eased and fair[index] < counts[index]:
-        worst.eased = True
+    if not tried and fair[index] < counts[index]:
+        worst.eased, worst.helped = True, False
         for info, weight in zip(seats, weights, strict=True):
             info.weight = weight
         less = counted(fair[index], "virtual worker")
         reason = f"{figures}: it gets {less} instead of {counts[index]}"
         state.queue.append(Change(what="rebalance", reason=reason))
     elif len(seats) - 1 >= max(1, state.config.min_workers):
-        tried = "fewer virtual workers did not help" if worst.eased else f"it has only {counts[index]}"
-        reason = f"{figures}, and {tried}: it is removed"
+        how = "fewer virtual workers did not help" if tried else f"it has only {counts[index]}"
+        reason = f"{figures}, and {how}: it is removed"
         for info in seats:
             info.weight = 0.0 if info is not worst and not info.eased else info.weight
         state.queue.append(Change(what="remove", reason=reason, workers=[worst.worker]))

@@ -418,6 +418,22 @@ def test_who_becomes_slow_after_many_good_steps_gets_less_at_first_too() -> None
     assert why.startswith("worker 2 took 300 ms a step over 10 steps, the others 100 ms: it gets 2 virtual workers")
 
 
+def test_whom_it_has_helped_gets_less_again_when_it_is_slow_again() -> None:
+    bench = job(3, virtual_workers=12)
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.3}, 10)
+    assert bench.view.assignment.counts == (5, 5, 2)
+    bench.enter(step=10)
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.1}, 10)
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.3}, 10)
+    assert bench.view.assignment.counts == (6, 5, 1)
+    bench.enter(step=30)
+    steps(bench, {0: 0.1, 1: 0.1, 2: 0.3}, 10)
+    assert bench.view.workers == (0, 1)
+    figures = [record.values["why"] for record in bench.records if record.kind == "straggler"]
+    assert "it gets 1 virtual worker instead of 2" in figures[1]
+    assert "did not help" in figures[2]
+
+
 def test_who_would_keep_all_by_its_speed_gets_one_less_at_first() -> None:
     bench = job(4, virtual_workers=8)
     steps(bench, {0: 0.1, 1: 0.1, 2: 0.1, 3: 0.16}, 10)
