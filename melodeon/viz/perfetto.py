@@ -127,7 +127,7 @@ def _instants(line: Timeline, clock: _Clock) -> Iterator[Slice]:
     for at, event in line.events:
         worker = whole(event.get("worker"))
         track = NOTES if worker is None else FIRST_WORKER + worker
-        facts = {key: value for key, value in event.items() if key not in ("kind", "at")}
+        facts = {key: _sayable(value) for key, value in event.items() if key not in ("kind", "at")}
         title = _title(event)
         if title is None:
             continue
@@ -135,6 +135,15 @@ def _instants(line: Timeline, clock: _Clock) -> Iterator[Slice]:
         if kind == "ask":
             track = CHANGES
         yield clock.instant(track, at, title, "fault" if is_fault(event) else kind, facts)
+
+
+def _sayable(value: object) -> object:
+    """A value without what JSON lacks, such as the NaN that somebody has asked for, which is said in words."""
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _sayable(part) for key, part in value.items()}
+    return [_sayable(part) for part in value] if isinstance(value, list) else value
 
 
 def _title(event: Event) -> str | None:

@@ -112,6 +112,13 @@ def test_faults_are_instants_of_their_worker() -> None:
     assert faults == [(1, "lost: killed by SIGKILL"), (2, "straggler: 90 ms a step")]
 
 
+def test_a_wish_for_what_is_no_number_is_drawn_in_words() -> None:
+    values = {"n": float("nan"), "workers": [float("inf"), 1]}
+    found = check(trace([*RUN, at(7.0, "ask", id="y", what="scale", values=values)], name="a"))
+    asked = [event["args"]["values"] for event in found if event["name"] == "asked: scale"]
+    assert asked == [{"n": 3}, {"n": "nan", "workers": ["inf", 1]}]
+
+
 def test_metrics_stand_where_their_step_was() -> None:
     rows = [{"step": 5, "epoch": 0, "loss": 0.5}, {"step": 6, "loss": float("nan")}, {"step": 900, "loss": 1.0}]
     found = check(trace(RUN, rows, name="a"))
