@@ -81,7 +81,7 @@ def wants_json(output: str) -> bool:
 def find_job(name: str | None, runs_root: str = RUNS_ROOT) -> "Entry":
     """The running job that is meant; one that has ended is told from one that never was."""
     try:
-        return find_entry(name)
+        return _find_running(name, runs_root)
     except NotFound:
         if name is None:
             raise NotFound("no job runs on this machine: start one by `melodeon run SCRIPT`") from None
@@ -145,6 +145,18 @@ def find_entry(name: str | None) -> "Entry":
     return chosen[-1] if chosen else registry.find(name)
 
 
+def _find_running(name: str | None, runs_root: str) -> "Entry":
+    """`find_entry`, but not a job that only begins with a name which is the whole of an ended run's."""
+    from melodeon.coord import registry
+
+    entry = find_entry(name)
+    known = (None, registry.NEWEST, entry.id, clusters_job(entry))
+    whole = None if name is None or name in known else _named(name, runs_root)
+    if whole is not None and whole.resolve() != Path(entry.run_dir):
+        raise NotFound(f"job {name!r} does not run on this machine")
+    return entry
+
+
 def _of_this_cluster(entries: "list[Entry]") -> "list[Entry]":
     """Of jobs that several clusters call the same, those of the one that commands speak with."""
     from melodeon.control import address
@@ -198,7 +210,7 @@ def attach(name: str | None, *, instead: str | None = None) -> "JobHandle":
 def find_folder(name: str | None, runs_root: str) -> Path:
     """The folder of a running job or of a run that has ended; without a name the newest, one that runs first."""
     try:
-        return Path(find_entry(name).run_dir)
+        return Path(_find_running(name, runs_root).run_dir)
     except NotFound as error:
         ended = find_ended(name, runs_root) or (None if name is None else _clusters_run(name))
         if ended is not None:
@@ -273,15 +285,20 @@ def find_ended(name: str | None, runs_root: str) -> Path | None:
     runs = runs_in(runs_root)
     if name is None:
         return runs[-1] if runs else None
-    for folder in (Path(name), Path(runs_root) / name):
-        if (folder / "run.json").is_file():
-            return folder
+    if (folder := _named(name, runs_root)) is not None:
+        return folder
     matching = [run for run in runs if run.name.startswith(name)]
     if len(matching) > 1:
         listed = ", ".join(run.name for run in matching[-5:])
         more = f" and {len(matching) - 5} more" if len(matching) > 5 else ""
         raise NotFound(f"run {name!r} could be any of {listed}{more}: give more letters of its id")
     return matching[0] if matching else None
+
+
+def _named(name: str, runs_root: str) -> Path | None:
+    """The run's folder that a path, or a whole id, names."""
+    folders = (Path(name), Path(runs_root) / name)
+    return next((folder for folder in folders if (folder / "run.json").is_file()), None)
 
 
 def runs_in(runs_root: str) -> list[Path]:

@@ -67,6 +67,17 @@ def test_mistakes(place: Path, melodeon: Melodeon) -> None:
         assert (found, sentence in err, err.count("\n")) == (code, True, 1), err
 
 
+def test_a_whole_id_of_an_ended_run_counts_before_the_beginning_of_a_running_job(
+    place: Path, melodeon: Melodeon
+) -> None:
+    run = ended(place, "exp1", w0="mine\n")
+    with job(place, "exp10") as agent:
+        (agent.run_dir / "worker-0.log").write_text("another's\n")
+        for name, said in (("exp1", "mine\n"), (run, "mine\n"), ("exp10", "another's\n"), ("exp", "another's\n")):
+            assert melodeon("logs", name) == (0, said, "")
+        assert melodeon("logs", agent.run_dir) == (0, "another's\n", "")
+
+
 def test_what_a_terminal_would_obey_is_taken_out() -> None:
     assert harmless("\x1b[31mred\x1b[0m \x1b]0;title\x07end\tx\x07\x9b2J\u202e") == "red end x\ufffd\ufffd2J\ufffd"
 

@@ -123,6 +123,22 @@ def test_an_ended_job_is_told_from_one_that_never_was(place: Path, melodeon: Mel
     assert (code, "no job runs on this machine" in err) == (4, True)
 
 
+@pytest.mark.parametrize("command", [["stop"], ["stop", "--now"], ["checkpoint"], ["scale", "--in", "1"], ["top"]])
+def test_the_whole_name_of_an_ended_job_is_not_the_beginning_of_another(
+    place: Path, melodeon: Melodeon, command: list[str]
+) -> None:
+    ended = place / ".melodeon/runs/exp1"
+    ended.mkdir(parents=True)
+    (ended / "run.json").write_text('{"status": "done"}')
+    name, *options = command
+    with subprocess.Popen(["sleep", "60"]) as launcher, job(place, "exp10", pid=launcher.pid) as agent:
+        code, _, err = melodeon(name, "exp1", *options)
+        gone = launcher.poll()
+        launcher.kill()
+    assert (code, "job 'exp1' does not run any more (status: done)" in err) == (4, True), err
+    assert (agent.asked, gone) == ([], None)
+
+
 def test_a_run_that_goes_on_is_not_called_ended(place: Path, melodeon: Melodeon) -> None:
     """It has no agents, or they are not there yet or any more."""
     run = place / ".melodeon/runs/mine"
