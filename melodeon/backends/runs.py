@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from melodeon.backends.local import Event, OnEvent, OnOutput, run_local
-from melodeon.backends.outcome import Outcome
+from melodeon.backends.outcome import STOPPED, Outcome
 from melodeon.backends.stderr_end import explained
 from melodeon.coord.marks import started
 from melodeon.core.assignment import Assignment
-from melodeon.core.errors import UsageError
+from melodeon.core.errors import MelodeonError, UsageError
 from melodeon.core.launch import Launch
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ def perform(request: Request, *, on_event: OnEvent | None = None, on_output: OnO
     outcome = Outcome(exit_code=1, reason="the launcher failed")
     try:
         outcome = explained(_run(request, launch, run_dir, listen, on_output), run_dir)
+    except MelodeonError as error:
+        outcome = Outcome(exit_code=error.exit_code, reason=str(error))
+        raise
+    except KeyboardInterrupt:  # before anything was there that waits for signals
+        outcome = STOPPED
+        raise
     finally:
         seconds = time.monotonic() - started
         record |= heard.ending(outcome, seconds)

@@ -1,12 +1,16 @@
 import json
 import socket
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from melodeon.backends.elastic import Elastic
 from melodeon.backends.runs import Request, _begun, launches_for, new_run_dir, perform
 from melodeon.coord.master_state import JobConfig
+from melodeon.coord.store import StoreUnreachable, open_store
 from melodeon.core.errors import UsageError
 from melodeon.core.launch import Launch
 
@@ -51,6 +55,30 @@ def test_a_failed_run_is_recorded_as_failed(script: str, tmp_path: Path) -> None
     report = perform(Request(script=script, args=["3"], launch=Launch(runs_root=str(tmp_path))))
     record = json.loads((report.run_dir / "run.json").read_text())
     assert (record["status"], record["exit_code"], record["reason"]) == ("failed", 1, "worker 0 ended with exit code 3")
+
+
+def test_why_a_run_could_not_be_started_is_in_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exit code that the command ends with."""
+    store = f"unix:{tmp_path}/nobody"
+    monkeypatch.setattr("melodeon.backends.elastic_store.open_store", partial(open_store, patience_s=0.1))
+    request = Request(script="train.py", launch=Launch(runs_root=str(tmp_path)), name="a")
+    with pytest.raises(StoreUnreachable, match="has not answered") as raised:
+        perform(replace(request, elastic=Elastic(job=JobConfig(job="a"), store=store)))
+    record = json.loads((tmp_path / "a/run.json").read_text())
+    assert (record["status"], record["exit_code"], record["reason"]) == ("failed", 5, str(raised.value))
+
+
+def test_a_run_that_is_interrupted_before_it_listens_to_signals_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("melodeon.backends.runs._run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        perform(Request(script="train.py", launch=Launch(runs_root=str(tmp_path)), name="a"))
+    record = json.loads((tmp_path / "a/run.json").read_text())
+    assert (record["status"], record["exit_code"]) == ("stopped", 7)
 
 
 def test_each_worker_gets_its_place_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
