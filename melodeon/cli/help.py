@@ -5,6 +5,7 @@ the options of a command that has many. A wrong call is one sentence on stderr l
 cannot be used too, and Ctrl-C ends a command with the exit code of what was stopped on request.
 """
 
+import errno
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from melodeon.cli.output import mute
 from melodeon.core.errors import Cancelled, MelodeonError, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 WrongCall: type[Exception] = typer.BadParameter.__mro__[1]
 """Every mistake in how a command is called; typer has no public name for it."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says where there is no room; it then often names no file."""
 
 MANY = 10
 """A command with more options than these has them in groups."""
@@ -121,9 +126,15 @@ class Commands(TyperGroup):
         """Run the command line and end the process; whatever a person can cause is raised as one of our errors."""
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            print(end="", flush=True)  # here, since Python's own at the end knows no sentence
         except WrongCall as problem:
             raise _refusal(problem, sys.argv[1:] if args is None else args) from None
         except OSError as error:
+            if error.errno in FULL:
+                raise _without_room(error) from error
+            if error.errno == errno.EPIPE:  # whoever read it has left
+                mute(sys.stdout)
+                sys.exit(1)
             if error.filename is None:
                 raise
             raise MelodeonError(
@@ -132,6 +143,15 @@ class Commands(TyperGroup):
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
         return code
+
+
+def _without_room(error: OSError) -> MelodeonError:
+    """What is said where nothing more can be written, which may be what was to be printed."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        mute(sys.stdout)
+    return MelodeonError(f"nothing more can be written ({error.strerror}): make room, and try again")
 
 
 def _refusal(problem: Exception, words: Sequence[str]) -> BaseException:

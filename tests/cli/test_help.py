@@ -1,11 +1,13 @@
 """What `melodeon` says when it is asked for help or called wrongly."""
 
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -109,6 +111,35 @@ def test_a_file_that_the_system_refuses_is_named(place: Path, melodeon: Melodeon
     name = "x" * 300  # longer than a name may be; unlike rights, that binds root too
     code, _, err = melodeon("verify", "--receipt", name, "train.py")
     assert (code, err) == (1, f"error: {name} cannot be used (File name too long): check the path, and your rights\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_where_there_is_no_room_for_what_is_printed_one_sentence_says_so(place: Path, unbuffered: str) -> None:
+    command, env = [sys.executable, "-m", "melodeon", "ps"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    sentence = "error: nothing more can be written (No space left on device): make room, and try again\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_left_ends_a_command_quietly(place: Path, unbuffered: str) -> None:
+    command, env = [sys.executable, "-m", "melodeon", "ps"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_run_on_a_full_disk_is_one_sentence(place: Path, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it, without the file's name
+
+    monkeypatch.setattr("melodeon.backends.runs.write_record", full)
+    (place / "train.py").touch()
+    code, _, err = melodeon("run", "train.py")
+    assert (code, err.startswith("error: nothing more can be written (No space left on device)")) == (1, True)
 
 
 def test_an_interrupted_command_ends_as_stopped_on_request(place: Path) -> None:
