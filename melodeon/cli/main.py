@@ -4,6 +4,8 @@ Plain help, and completion only where a shell asks, keep `melodeon --help` fast;
 """
 
 import os
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,8 +43,19 @@ def _root(
     """Train the same model, to the last bit, on any number of workers."""
 
 
+def _have_streams() -> None:
+    """A stream that was closed before we were started (`>&-`) takes what is said, and says it to nobody.
+
+    In this order each gets the number that is its own, before another file does.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - it stays open to the end
+
+
 def main() -> None:
     """Run the command line; every MelodeonError ends as a sentence, never as a traceback."""
+    _have_streams()
     try:
         app()
     except MelodeonError as error:

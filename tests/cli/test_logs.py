@@ -139,6 +139,12 @@ def test_a_reader_that_leaves_ends_it_quietly(place: Path) -> None:
         assert process.stderr.read() == b""
 
 
+def test_where_stdout_was_closed_nothing_is_printed(place: Path) -> None:
+    ended(place, "a", w0="one\n")
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *COMMAND], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_tail_never_hands_on_half_a_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     tail = Tail(path)

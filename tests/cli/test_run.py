@@ -74,6 +74,14 @@ def test_a_run_outlives_whoever_reads_what_it_says(folder: Path, terminal: bool,
     assert json.loads((folder / ".melodeon/runs/a/run.json").read_text())["status"] == "done"
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_that_was_started_without_streams_trains(folder: Path, closed: str) -> None:
+    command = [sys.executable, "-m", "melodeon", "run", "--static", "--name", "a", "train.py"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], cwd=folder, timeout=60)
+    assert done.returncode == 0
+    assert json.loads((folder / ".melodeon/runs/a/run.json").read_text())["status"] == "done"
+
+
 def test_one_step_is_one_step(folder: Path) -> None:
     (folder / "train.py").write_text(SCRIPT.replace('kind="end", step=2', 'kind="end", step=1'))
     assert "done: 1 step in" in called(folder, "run", "--static", "train.py").stderr
