@@ -24,7 +24,7 @@ import msgspec
 from melodeon.coord.agent_config import AgentConfig, write_config
 from melodeon.coord.marks import kill_group, last_line, read_mark, read_marks
 from melodeon.coord.store import StoreUnreachable
-from melodeon.core.errors import MelodeonError, UsageError
+from melodeon.core.errors import MelodeonError, NotFound, UsageError
 
 MOST_FAILURES, MOST_KILLS, RESTARTS_S = 5, 50, 10.0
 """An agent that ended by itself this often within this time will not do better; one that was killed may."""
@@ -127,6 +127,8 @@ class Agents:
         said = last_line(log).removeprefix("error: ")
         if code == UsageError.exit_code:
             return UsageError(said)
+        if code == NotFound.exit_code:  # its job has ended
+            return NotFound(said)
         if code == StoreUnreachable.exit_code and (config.guest or not self._begun()):
             return StoreUnreachable(said)
         most = MOST_KILLS if code < 0 else MOST_FAILURES
