@@ -25,6 +25,7 @@ from melodeon.cli.job import (
     complete_any,
     find_job,
     from_here,
+    is_lost,
     on_cluster,
     read_json,
     require_own,
@@ -300,16 +301,16 @@ def _ask_to_stop(entry: "Entry") -> str:
     from melodeon.coord.client import JobHandle
 
     handle = JobHandle(entry)
-    try:
-        answer = waited(handle, handle.stop)
-    except NotFound:
-        return "by itself, before it could answer"
+    said = ""
+    with contextlib.suppress(NotFound):  # it has come to its end meanwhile, or somebody else has stopped it
+        said = waited(handle, handle.stop).text
     if not _ended(entry, ENDS_S):
         raise MelodeonError(
-            f"job {entry.id} agreed to stop but still runs after {ENDS_S:.0f} s: "
+            f"job {entry.id} is to stop, but still runs after {ENDS_S:.0f} s: "
             f"end it at once by `melodeon stop --now {entry.id}`"
         )
-    return answer.text
+    record = read_json(Path(entry.run_dir) / "run.json")
+    return said or ("lost" if is_lost(record) else str(record.get("status")))
 
 
 def _kill(entry: "Entry") -> None:

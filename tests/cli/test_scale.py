@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from melodeon.coord import registry
 from melodeon.coord.messages import Ask
 from tests.cli.conftest import Melodeon
 from tests.cli.fake_agent import FakeAgent, job
@@ -274,6 +275,22 @@ def test_stop_waits_for_the_end(place: Path, melodeon: Melodeon, launcher: "subp
         code, out, _ = melodeon("stop")
         assert (code, out.splitlines()[0]) == (0, "done    job one has ended: stopped after 77 steps")
         assert launcher.wait(5) == 0
+
+
+def test_who_stops_a_job_that_another_has_stopped_hears_how_it_ended(
+    place: Path, melodeon: Melodeon, launcher: "subprocess.Popen[str]"
+) -> None:
+    with job(place, "one", pid=launcher.pid) as agent:
+
+        def reply(_: Ask) -> None:
+            registry.remove("one")  # first, and then it writes down how that ended
+            (agent.run_dir / "run.json").write_text(json.dumps({"status": "stopped", "pid": launcher.pid}))
+            assert launcher.stdin is not None
+            launcher.stdin.close()
+
+        agent.reply = reply
+        code, out, _ = melodeon("stop")
+    assert (code, out.splitlines()[0]) == (0, "done    job one has ended: stopped")
 
 
 def test_stop_now_ends_the_launcher(place: Path, melodeon: Melodeon, launcher: "subprocess.Popen[str]") -> None:
