@@ -303,7 +303,8 @@ def _ask_to_stop(entry: "Entry") -> str:
     handle = JobHandle(entry)
     said = ""
     with contextlib.suppress(NotFound):  # it has come to its end meanwhile, or somebody else has stopped it
-        said = waited(handle, handle.stop).text
+        answer = waited(handle, handle.stop)
+        said = answer.text if answer.values.get("outcome") else ""  # else it was stopping already
     if not _ended(entry, ENDS_S):
         raise MelodeonError(
             f"job {entry.id} is to stop, but still runs after {ENDS_S:.0f} s: "

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -269,7 +270,7 @@ def test_stop_waits_for_the_end(place: Path, melodeon: Melodeon, launcher: "subp
         def reply(ask: Ask) -> tuple[bool, str, dict[str, object]]:
             assert launcher.stdin is not None
             launcher.stdin.close()
-            return True, "stopped after 77 steps", {}
+            return True, "stopped after 77 steps", {"outcome": "stopped"}
 
         agent.reply = reply
         code, out, _ = melodeon("stop")
@@ -277,16 +278,18 @@ def test_stop_waits_for_the_end(place: Path, melodeon: Melodeon, launcher: "subp
         assert launcher.wait(5) == 0
 
 
+@pytest.mark.parametrize("answer", [None, (True, "the job is stopping already", {})])
 def test_who_stops_a_job_that_another_has_stopped_hears_how_it_ended(
-    place: Path, melodeon: Melodeon, launcher: "subprocess.Popen[str]"
+    place: Path, melodeon: Melodeon, launcher: "subprocess.Popen[str]", answer: tuple[bool, str, dict[str, Any]] | None
 ) -> None:
     with job(place, "one", pid=launcher.pid) as agent:
 
-        def reply(_: Ask) -> None:
+        def reply(_: Ask) -> tuple[bool, str, dict[str, Any]] | None:
             registry.remove("one")  # first, and then it writes down how that ended
             (agent.run_dir / "run.json").write_text(json.dumps({"status": "stopped", "pid": launcher.pid}))
             assert launcher.stdin is not None
             launcher.stdin.close()
+            return answer
 
         agent.reply = reply
         code, out, _ = melodeon("stop")
