@@ -19,6 +19,7 @@ from melodeon.coord import registry
 from melodeon.coord.client import JobHandle
 from melodeon.coord.marks import read_mark, read_marks, started
 from melodeon.coord.master_state import JobConfig
+from melodeon.core.errors import NotFound
 from melodeon.core.launch import Launch
 
 SCRIPT = str(Path(__file__).with_name("scripted.py"))
@@ -64,7 +65,8 @@ class Running:
             for pid in self.all_processes():
                 resume(pid)
             try:
-                self.handle.ask("stop", timeout_s=20)
+                with contextlib.suppress(NotFound):  # the test has ended it, this moment
+                    self.handle.ask("stop", timeout_s=20)
             finally:
                 self.end()
         if kind is not None:
