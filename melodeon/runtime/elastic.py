@@ -52,6 +52,10 @@ class Elastic:
         self._views = Views(link, self, folder / "meetings", host)
         self._whole = False
         """Whether this worker holds the job's state."""
+        self._built: Mapping[str, str] | None = None
+        """What the models were like when they were built: where somebody is lost while all begin with a checkpoint,
+        some have read it, and all begin again.
+        """
         self._lost = False
         """An exchange of this view failed."""
         self._due: int | None = None
@@ -242,7 +246,10 @@ class Elastic:
 
     def begin(self, group: Group) -> None:
         """Nobody has any state: compare models, read the newest checkpoint."""
-        wrapping.check_same_model(self._course.parts.models, group)
+        models = self._course.parts.models
+        if group.size > 1 and self._built is None:
+            self._built = wrapping.digests_of(models)
+        wrapping.check_same_model(models, group, self._built)
         self._course.resume(group)
         # Of a life that ended with all its workers, what goes beyond the checkpoint is cut off and comes again.
         kept = self._course.journal.rewind(self._course.beat.step) if group.rank == 0 else {}

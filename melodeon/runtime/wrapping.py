@@ -145,11 +145,18 @@ def refuse_strangers(parts: Parts, in_step: Callable[[], bool], committed: Calla
     return handle
 
 
-def check_same_model(models: Sequence[torch.nn.Module], group: Group) -> None:
-    """All workers must start from the same weights; names the first tensor that differs."""
+def digests_of(models: Sequence[torch.nn.Module]) -> Mapping[str, str]:
+    """Digest of every tensor of the models, by name."""
+    return digest_state({str(i): bare(model).state_dict() for i, model in enumerate(models)}).leaves
+
+
+def check_same_model(models: Sequence[torch.nn.Module], group: Group, built: Mapping[str, str] | None = None) -> None:
+    """All workers must start from the same weights; names the first tensor that differs. `built` are the digests of
+    the weights as they were built, where these may have changed since.
+    """
     if group.size == 1:
         return
-    leaves = digest_state({str(i): bare(model).state_dict() for i, model in enumerate(models)}).leaves
+    leaves = digests_of(models) if built is None else built
     everyone = [json.loads(body) for body in group.gather_bytes(json.dumps(leaves).encode())]
     first = everyone[0]
     for worker, other in enumerate(everyone[1:], start=1):

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -125,3 +126,31 @@ def uncollected(epochs: int = 12) -> None:
     """`everything`, without the collector of cycles, which runs when it likes: seldom, where steps leave nothing."""
     gc.disable()
     everything(epochs=epochs)
+
+
+class Slow:
+    """Takes its state back once a file is there, and says that it is about to."""
+
+    def __init__(self, gate: Path) -> None:
+        self._gate = gate
+
+    def state_dict(self) -> dict[str, str]:
+        return {}
+
+    def load_state_dict(self, _: object) -> None:
+        with self._gate.with_suffix(".reached").open("ab") as file:
+            file.write(b".")
+        while not self._gate.exists():
+            time.sleep(0.01)
+
+
+def slow_to_load(gate: str, epochs: int = 4) -> None:
+    """Goes on from a checkpoint when the file `gate` is there."""
+    torch.set_num_threads(1)
+    job = melodeon.join(virtual_workers=V, seed=5)
+    model = parts.mlp()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1))
+    job.register("slow", Slow(Path(gate)))
+    loader = job.loader(parts.data(44), batch_size=3, shuffle=True)
+    for _ in job.epochs(epochs):
+        parts.run_epoch(job, loader, model, optimizer)

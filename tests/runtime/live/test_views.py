@@ -224,6 +224,27 @@ def test_newcomers_begin_anew_when_the_only_holder_is_killed_in_the_middle_of_th
         assert conductor.states == list(expected.states.items())
 
 
+def test_who_has_read_a_checkpoint_begins_with_one_who_has_not(tmp_path: Path) -> None:
+    """A worker was lost while all of them read it: nobody had come as far as to hold the job's state."""
+    gate = tmp_path / "gate"
+    expected = crew.run(cases.slow_to_load, [4], tmp_path / "undisturbed", gate=str(gate)).well()
+    launch = Launch(record_states=True, checkpoint_dir=str(tmp_path / "kept"), max_steps=6)
+    crew.run(cases.slow_to_load, [4], tmp_path / "begun", launch=launch, gate=str(gate)).well()
+    launch = Launch(record_states=True, checkpoint_dir=str(tmp_path / "kept"))
+    with Conductor(tmp_path / "run", cases.slow_to_load, launch=launch, gate=str(gate)) as conductor:
+        conductor.start(0, 1, 2)
+        conductor.ready(0, 1, 2)
+        conductor.view([(0, 2), (1, 2)], planned=False)
+        reached = gate.with_suffix(".reached")
+        conductor.until(lambda: reached.exists() and reached.stat().st_size == 2)
+        conductor.kill(1)
+        view = conductor.view([(0, 2), (2, 2)], planned=False, reason="worker 1 is gone")
+        gate.touch()
+        conductor.entered(view)
+        conductor.done(0, 2)
+        assert conductor.states == [entry for entry in expected.states.items() if entry[0] > 6]
+
+
 def test_a_newcomer_that_is_to_pass_the_state_on_keeps_it_when_all_the_others_are_lost(
     tmp_path: Path, undisturbed: dict[str, list[tuple[int, str]]]
 ) -> None:
