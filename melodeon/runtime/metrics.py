@@ -31,8 +31,8 @@ class Metrics:
         self._emit = emit
         self._values: dict[int, dict[str, dict[int, tuple[float, torch.Tensor | float]]]] = {}
         self._epochs: dict[int, int] = {}
-        self._told: tuple[ref[Group], int, Cells] = (ref(group), 0, {})
-        """The last exchange: in which view, after how many steps, and all that was said in it."""
+        self._told: tuple[ref[Group], Cells] = (ref(group), {})
+        """The last exchange: in which view, and all that was said in it."""
         self.latest: Mapping[str, float | int] = {}
         self._passed = self._used = False
         """Whether a step has passed here, and whether anything was ever said."""
@@ -74,7 +74,7 @@ class Metrics:
         What was said in a step that is not done stays here: it may have been given up, and is said again if so. It was
         not if others turn out to have finished it.
         """
-        mine = {**self._told_before(steps_done), **self._said(steps_done)}
+        mine = {**self._told_before(), **self._said(steps_done)}
         epochs = {step: self._epochs[step] for step in mine}  # whoever writes the rows may have come later
         payloads = self.group.gather_bytes(
             json.dumps([mine, epochs]).encode()
@@ -88,7 +88,7 @@ class Metrics:
                 for name, by_rank in names.items():
                     cell = merged.setdefault(int(step), {}).setdefault(name, {})
                     cell.update({int(rank): (weight, value) for rank, (weight, value) in by_rank.items()})
-        self._told = ref(self.group), steps_done, merged
+        self._told = ref(self.group), merged
         failpoint("boundary.metrics")
         for step in sorted(merged):
             row: Row = {"step": step + 1, "epoch": self._epochs[step]}
@@ -110,12 +110,12 @@ class Metrics:
             if step < steps_done
         }
 
-    def _told_before(self, steps_done: int) -> Cells:
-        """What everybody said in this exchange in an earlier view: somebody was lost meanwhile, and some may not have
-        heard it.
+    def _told_before(self) -> Cells:
+        """What everybody said in the last exchange of an earlier view: if somebody was lost meanwhile, some may not
+        have heard it, and not every exchange is done again.
         """
-        group, told_at, merged = self._told
-        return merged if group() is not self.group and told_at == steps_done else {}
+        group, merged = self._told
+        return merged if group() is not self.group else {}
 
 
 def _number(name: str, value: object) -> torch.Tensor | float:

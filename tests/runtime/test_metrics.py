@@ -179,6 +179,27 @@ def test_an_exchange_that_only_some_have_finished_gives_the_others_the_same_row_
     assert second[:2] == [row, row]  # of which the journal keeps one
 
 
+def test_an_exchange_before_somebody_leaves_that_only_some_have_finished_is_told_again_with_the_next() -> None:
+    """It is not done again by itself, as one at a boundary is."""
+
+    def work(group: Group) -> list[Row]:
+        rows: list[Row] = []
+        metrics = Metrics(Deaf(group), 3, 2, rows.append)
+        metrics.add(0, 2, group.rank, 1.0, {"value": 10.0**group.rank})
+        metrics.boundary(1)
+        with suppress(WorkerLost):
+            metrics.flush(1)
+        metrics.group = group
+        metrics.add(1, 2, group.rank, 1.0, {"value": 1.0})
+        metrics.boundary(2)
+        metrics.add(2, 2, group.rank, 1.0, {"value": 2.0})
+        metrics.flush(3)
+        return rows
+
+    first, *_ = on_workers(3, work)
+    assert [(row["step"], row["value"]) for row in first] == [(1, 37.0), (2, 1.0), (3, 2.0)]
+
+
 @pytest.mark.parametrize("value", [torch.ones(2), "high", [1.0], object(), 10**400, torch.tensor(1j), 1j])
 def test_only_numbers(value: object) -> None:
     with pytest.raises(UsageError, match=r"job.log\(x=...\) was given .*: log one number"):
