@@ -99,7 +99,7 @@ class Carrier:
         self._broken: BaseException | None = None
         self._last: tuple[Callable[[], object], ...] = ()
         # A daemon, unlike an executor's thread: a blocked one must not keep the process from ending.
-        self._thread = threading.Thread(target=self._serve, args=(torch.get_num_threads(),), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(like_this_thread(),), name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -118,8 +118,8 @@ class Carrier:
         self._last += last
         self._queue.put(None)
 
-    def _serve(self, num_threads: int) -> None:
-        torch.set_num_threads(num_threads)
+    def _serve(self, settle: Callable[[], None]) -> None:
+        settle()
         while (item := self._queue.get()) is not None:
             pending, call, args = item
             if self._broken is not None:
@@ -134,6 +134,21 @@ class Carrier:
         for call in self._last:
             call()
         _forget_frames(self._broken)
+
+
+def like_this_thread() -> Callable[[], None]:
+    """Makes another thread that calls it one like this. torch keeps both by thread: how many threads compute, and the
+    GPU that memory is taken on, which is the machine's first one until somebody says otherwise.
+    """
+    num_threads = torch.get_num_threads()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def settle() -> None:
+        torch.set_num_threads(num_threads)
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+
+    return settle
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -22,6 +22,7 @@ import msgspec
 from melodeon.coord.failpoint import failpoint
 from melodeon.core.errors import WorkerLost
 from melodeon.core.replication import Copy, Distance
+from melodeon.runtime.carrier import like_this_thread
 from melodeon.runtime.transfer_layout import (
     Outline,
     Received,
@@ -246,7 +247,8 @@ def side_by_side(jobs: Sequence[Callable[[Check], list[WorkerLost]]], check: Che
         if over.is_set():
             raise WorkerLost("the view is over")
 
-    with ThreadPoolExecutor(max_workers=max(len(jobs), 1), thread_name_prefix="melodeon-copy") as threads:
+    num_jobs = max(len(jobs), 1)
+    with ThreadPoolExecutor(num_jobs, "melodeon-copy", initializer=like_this_thread()) as threads:
         futures: list[Future[list[WorkerLost]]] = [threads.submit(job, check_over) for job in jobs]
         try:
             while wait(futures, timeout=POLL_MS / 1000).not_done:
