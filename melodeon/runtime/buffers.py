@@ -7,6 +7,7 @@ in a worker's first steps, where values are compared, and is copied from then on
 the steps stays, as it does in a plain loop.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from operator import is_
 
@@ -201,6 +202,25 @@ class Buffers:
         if found:
             self._silent = sorted([*self._silent, *found])
             self._loud = [index for index in self._loud if index not in found]
+
+
+def unfold_buffers(model: torch.nn.Module) -> None:
+    """Give every element of an expanded buffer a place of its own, as `model.to` does on its way to a GPU.
+
+    Where elements share one, nothing can be copied in: neither what a step started from nor what a newcomer receives.
+    A buffer that follows another one whose memory it has is left as it is.
+    """
+    plain = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout == torch.strided]
+    held = Counter(tensor.untyped_storage().data_ptr() for tensor in plain)
+    unfolded = {id(t): t.contiguous() for t in plain if _is_expanded(t) and held[t.untyped_storage().data_ptr()] == 1}
+    for child in model.modules():
+        for key, buffer in child._buffers.items():
+            if id(buffer) in unfolded:
+                child._buffers[key] = unfolded[id(buffer)]
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _by_dtype(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copies:

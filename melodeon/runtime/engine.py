@@ -18,7 +18,7 @@ from melodeon.core.assignment import Assignment
 from melodeon.core.errors import UsageError
 from melodeon.core.sampling import EpochPlan
 from melodeon.runtime.buckets import ddp_buckets
-from melodeon.runtime.buffers import Buffers
+from melodeon.runtime.buffers import Buffers, unfold_buffers
 from melodeon.runtime.exchange import Exchange
 from melodeon.runtime.feed import Feed
 from melodeon.runtime.group import Group
@@ -88,6 +88,7 @@ class Engine:
         """Bring a model to the worker's device."""
         if any(param.device != self.device for param in model.parameters()):
             model.to(self.device)
+        unfold_buffers(model)
         return model
 
     def source(

@@ -154,3 +154,26 @@ def slow_to_load(gate: str, epochs: int = 4) -> None:
     loader = job.loader(parts.data(44), batch_size=3, shuffle=True)
     for _ in job.epochs(epochs):
         parts.run_epoch(job, loader, model, optimizer)
+
+
+class Masked(nn.Module):
+    """Has expanded buffers, in which several elements lie in one place; one of them is not in its `state_dict()`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = parts.mlp()
+        self.register_buffer("mask", torch.tensor([True]).expand(parts.FEATURES), persistent=False)
+        self.register_buffer("scale", torch.tensor([0.5]).expand(parts.FEATURES))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.body(inputs * self.mask * self.scale)
+
+
+def masked(epochs: int = 12, pace_s: float = 0.02) -> None:
+    """Trains `Masked`."""
+    torch.set_num_threads(1)
+    job = melodeon.join(virtual_workers=V, seed=5)
+    model, optimizer = job.wrap(model := Masked(), torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = job.loader(parts.data(44), batch_size=3)
+    for _ in job.epochs(epochs):
+        parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)

@@ -307,6 +307,19 @@ def test_who_got_the_first_step_of_a_pass_from_another_is_not_beyond_it(tmp_path
         assert conductor.states == list(expected.states.items())
 
 
+def test_a_newcomer_receives_expanded_buffers(tmp_path: Path) -> None:
+    expected = crew.run(cases.masked, [2, 2], tmp_path / "undisturbed", pace_s=0.0).well()
+    with Conductor(tmp_path / "run", cases.masked) as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.start(1)
+        conductor.ready(1)
+        conductor.entered(conductor.view([(0, 2), (1, 2)], planned=True))
+        conductor.done(0, 1)
+        assert conductor.states == list(expected.states.items())
+
+
 def test_a_layer_that_is_frozen_where_the_view_changes_stays_as_it_is(tmp_path: Path) -> None:
     expected = crew.run(cases.frozen_later, [4], tmp_path / "undisturbed").well()
     with Conductor(tmp_path / "run", cases.frozen_later, failpoints="boundary.digest=lose@6/0") as conductor:
