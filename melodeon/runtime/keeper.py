@@ -135,8 +135,10 @@ class Keeper:
         state = self._capture()
         if self._digest is None or self._digest[0] != step:
             self._record(step, state)
-        elif store:  # the script has run the end of its last epoch since
-            self._digest = (step, self._agree(step, state))
+        else:
+            # With `store` the script has run the end of its last epoch since. Without, all agree once more, for the
+            # sake of one that has come at this very boundary, and has not been asked yet.
+            self._digest = (step, self._agree(step, _digest(state) if store else self._digest[1]))
         failpoint("finish.agreed")
         if self._folder is not None and store:
             self._store(step, state)
@@ -161,12 +163,11 @@ class Keeper:
             self._writer.wait()
 
     def _record(self, step: int, state: dict[str, Any]) -> None:
-        self._digest = (step, self._agree(step, state))
+        self._digest = (step, self._agree(step, _digest(state)))
         failpoint("boundary.digest")
         self._journal.digest(*self._digest)
 
-    def _agree(self, step: int, state: dict[str, Any]) -> StateDigest:
-        digest = _digest(state)
+    def _agree(self, step: int, digest: StateDigest) -> StateDigest:
         roots = [body.decode() for body in self.group.gather_bytes(digest.root.encode())]
         if len(set(roots)) > 1:
             raise self._drifted(step, digest)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -318,6 +319,36 @@ def test_a_newcomer_receives_expanded_buffers(tmp_path: Path) -> None:
         conductor.entered(conductor.view([(0, 2), (1, 2)], planned=True))
         conductor.done(0, 1)
         assert conductor.states == list(expected.states.items())
+
+
+@pytest.mark.parametrize("max_steps", [6, None], ids=["by the launcher", "on request"])
+def test_who_comes_at_the_boundary_where_the_training_ends_ends_with_the_others(
+    max_steps: int | None, tmp_path: Path
+) -> None:
+    """It has not digested the last state with them."""
+    (ready := tmp_path / "ready").mkdir()
+    (ready / "5").touch()
+    (ready / "6").touch()
+    expected = crew.run(cases.held, [4], tmp_path / "undisturbed", files=str(ready)).well()
+    launch = Launch(record_states=True, max_steps=max_steps)
+    with Conductor(tmp_path / "run", cases.held, launch=launch, files=str(tmp_path)) as conductor:
+        conductor.start(0, 1)
+        conductor.ready(0, 1)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.step(0, 4)
+        view = conductor.view([(0, 2), (1, 2)], planned=True)
+        conductor.until(lambda: conductor.statuses[0].notice == 2)
+        (tmp_path / "5").touch()  # the view is connected while the next step lasts
+        conductor.until(lambda: len(mapped_memory(conductor.pid(0))) == 3)
+        if max_steps is None:
+            conductor.tell(0, stop=True)
+            conductor.until(lambda: conductor.statuses[0].notice == 3)
+        time.sleep(0.5)
+        (tmp_path / "6").touch()
+        conductor.entered(view)
+        conductor.done(0, 1)
+        assert conductor.states == list(expected.states.items())[:6]
+        assert conductor.statuses[0].digest == conductor.statuses[1].digest == conductor.states[-1][1]
 
 
 def test_a_layer_that_is_frozen_where_the_view_changes_stays_as_it_is(tmp_path: Path) -> None:
