@@ -238,6 +238,9 @@ class Views:
         assert rank is not None
         group = Group(rank, len(view.seats), alarm=self._link.guard(view.generation))
         layout, description = self._trainer.layout(view), self._description(view)
+        # On this thread: the script's objects are asked for their state, and random streams are moved. The other one
+        # may come to it when this view is given up and a step of the next one is under way.
+        own = self._trainer.capture() if self.generation == 0 else None
 
         def connect() -> Connection:
             failpoint("view.connect")
@@ -260,8 +263,7 @@ class Views:
             failpoint("view.opened")
             described = max((offer.description for offer in offers), key=len)
             if described:
-                if self.generation == 0:
-                    own = self._trainer.capture()
+                if own is not None:
                     connection.room, connection.put_back = furnish(described, own), remember(own)
                     failpoint("view.furnished")
                 # Making room for a large state takes seconds where the others keep the processors busy; they train on

@@ -144,6 +144,33 @@ class Slow:
             time.sleep(0.01)
 
 
+class Asked:
+    """Says on which threads it is asked for its state."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def state_dict(self) -> dict[str, str]:
+        with self._file.open("a") as file:
+            file.write(f"{threading.current_thread().name}\n")
+        return {}
+
+    def load_state_dict(self, _: object) -> None:
+        """There is nothing to take back."""
+
+
+def asked(threads: str, epochs: int = 12, pace_s: float = 0.02) -> None:
+    """Leaves in a file which threads have asked for the state."""
+    torch.set_num_threads(1)
+    job = melodeon.join(virtual_workers=V, seed=5, order="ddp")
+    model = parts.mlp()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    job.register("asked", Asked(Path(threads)))
+    loader = job.loader(parts.data(44), batch_size=3)
+    for _ in job.epochs(epochs):
+        parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)
+
+
 def slow_to_load(gate: str, epochs: int = 4) -> None:
     """Goes on from a checkpoint when the file `gate` is there."""
     torch.set_num_threads(1)

@@ -308,6 +308,19 @@ def test_who_got_the_first_step_of_a_pass_from_another_is_not_beyond_it(tmp_path
         assert conductor.states == list(expected.states.items())
 
 
+def test_a_state_is_asked_for_on_the_script_s_own_thread(tmp_path: Path) -> None:
+    """Another one may come to it when its view has been given up, and a step of the next one is under way."""
+    with Conductor(tmp_path / "run", cases.asked, threads=str(tmp_path / "threads")) as conductor:
+        conductor.start(0)
+        conductor.ready(0)
+        conductor.entered(conductor.view([(0, 4)], planned=False))
+        conductor.start(1)
+        conductor.ready(1)
+        conductor.entered(conductor.view([(0, 2), (1, 2)], planned=True))
+        conductor.done(0, 1)
+        assert {*(tmp_path / "threads").read_text().split()} == {"MainThread"}
+
+
 def test_a_newcomer_receives_expanded_buffers(tmp_path: Path) -> None:
     expected = crew.run(cases.masked, [2, 2], tmp_path / "undisturbed", pace_s=0.0).well()
     with Conductor(tmp_path / "run", cases.masked) as conductor:
