@@ -14,6 +14,9 @@ from melodeon.coord.views import alive, unsettled
 from melodeon.core.text import counted
 from melodeon.core.view import View
 
+LEAST_S = 1e-6
+"""Nobody is taken for faster; who is told to have taken no time at all would be one whose speed is unknown."""
+
 
 def watch_stragglers(turn: Turn) -> None:
     """Compare the steps that everybody has reported since the last look."""
@@ -66,7 +69,7 @@ def _act(turn: Turn, view: View, seats: list[WorkerInfo], worst: WorkerInfo) -> 
     state = turn.state
     counts = view.assignment.counts
     typical = [_typical(state, info, worst.slow) for info in seats]
-    weights = [count / busy_s if busy_s > 0 else 0.0 for count, busy_s in zip(counts, typical, strict=True)]
+    weights = [count / max(busy_s, LEAST_S) for count, busy_s in zip(counts, typical, strict=True)]
     index = seats.index(worst)
     fair = counts_from_weights(state.virtual_workers, weights)
     tried = worst.eased and not worst.helped

@@ -443,6 +443,12 @@ def test_who_would_keep_all_by_its_speed_gets_one_less_at_first() -> None:
     assert why.endswith("it gets 1 virtual worker instead of 2")
 
 
+def test_others_that_take_no_time_get_most() -> None:
+    bench = job(2, virtual_workers=8)
+    steps(bench, {0: 0.0, 1: 0.3}, 10)
+    assert bench.view.assignment.counts == (7, 1)
+
+
 def test_who_has_but_one_virtual_worker_is_removed() -> None:
     bench = job(3, virtual_workers=4)
     assert bench.view.assignment.counts == (2, 1, 1)

@@ -1,8 +1,8 @@
 """Scripts for live elasticity: with everything in them that could betray a resize, and a step that can be slowed."""
 
 import gc
+import select
 import threading
-import time
 from pathlib import Path
 
 import torch
@@ -128,6 +128,11 @@ def uncollected(epochs: int = 12) -> None:
     everything(epochs=epochs)
 
 
+def _await(file: Path) -> None:
+    while not file.exists():
+        select.select([], [], [], 0.01)
+
+
 class Slow:
     """Takes its state back once a file is there, and says that it is about to."""
 
@@ -140,8 +145,7 @@ class Slow:
     def load_state_dict(self, _: object) -> None:
         with self._gate.with_suffix(".reached").open("ab") as file:
             file.write(b".")
-        while not self._gate.exists():
-            time.sleep(0.01)
+        _await(self._gate)
 
 
 class Asked:
@@ -216,7 +220,7 @@ def held(files: str, epochs: int = 3) -> None:
     for _ in job.epochs(epochs):
         for x, y in loader:
             job.backward(cross_entropy(model(x), y))
-            while job.step in (4, 5) and not Path(files, str(job.step + 1)).exists():
-                time.sleep(0.01)
+            if job.step in (4, 5):
+                _await(Path(files, str(job.step + 1)))
             optimizer.step()
             optimizer.zero_grad()
