@@ -84,6 +84,11 @@ def print_wrapped(text: str) -> None:
     print(textwrap.fill(text, WIDTH - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
+def shortened(text: str, room: int = WIDTH) -> str:
+    """A text that fits; its end goes where it would not."""
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
 def print_titled(title: str, *lines: str, indent: int) -> None:
     """`title` on the left and lines in a column beside it, wrapped likewise."""
     for line in lines:
@@ -101,7 +106,7 @@ def columns(rows: Sequence[Sequence[str]], *, gives_way: int, numbers: Container
     widths[gives_way] = max(len(rows[0][gives_way]), widths[gives_way] - max(0, over))
     made = []
     for row in rows:
-        cells = [text if len(text) <= wide else text[: wide - 1] + "…" for text, wide in zip(row, widths, strict=True)]
+        cells = [shortened(text, wide) for text, wide in zip(row, widths, strict=True)]
         placed = zip(cells, widths, range(len(cells)), strict=True)
         made.append(
             "  ".join(cell.rjust(wide) if at in numbers else cell.ljust(wide) for cell, wide, at in placed).rstrip()

@@ -11,10 +11,10 @@ import typer
 from melodeon.cli import ps_cluster
 from melodeon.cli.cluster import Local
 from melodeon.cli.job import RUNS_ROOT, Output, RunsRoot, clusters_job, is_lost, read_json, runs_in, wants_json
-from melodeon.cli.output import fitted, print_json, print_wrapped
+from melodeon.cli.output import fitted, print_json, print_wrapped, shortened
 from melodeon.core.errors import Cancelled, MelodeonError, NotFound, Unreachable
-from melodeon.viz.timeline import mappings, whole
-from melodeon.viz.words import duration, number, plain
+from melodeon.viz.timeline import mappings, pauses_of, whole
+from melodeon.viz.words import duration, milliseconds, number, plain
 
 if TYPE_CHECKING:
     from melodeon.coord.registry import Entry
@@ -26,6 +26,9 @@ COLUMNS = ("id", "script", "step", "workers", "status", "age", "restarts left")
 NUMBERS = ("step", "workers", "restarts left")
 GIVES_WAY, LEAVE_OUT = "script", ("restarts left", "age", "workers", "step")
 """Where lines are too long, the script's name is cut and then these go: an id is never cut, since people copy it."""
+
+VIEW = ("view", "assignment", "steps_per_s", "pause_s", "why")
+"""What is told of the view that a running job is in; under its line in the table."""
 
 
 def ps(
@@ -60,7 +63,10 @@ def _list(found: "ps_cluster.Found | None", runs_root: str, *, all_runs: bool, l
             print("\nstarted by `melodeon run`:")
     if rows:
         cells = [_cells(row) for row in rows]
-        print("\n".join(fitted(COLUMNS, cells, numbers=NUMBERS, leave_out=LEAVE_OUT, gives_way=GIVES_WAY)))
+        head, *lines = fitted(COLUMNS, cells, numbers=NUMBERS, leave_out=LEAVE_OUT, gives_way=GIVES_WAY)
+        print(head)
+        for line, row in zip(lines, rows, strict=True):
+            print(line, *_view_line(row), sep="\n")
     if found is None:
         alone = {} if local else ps_cluster.left_alone()
         for state, names in alone.items():
@@ -107,6 +113,21 @@ def _running(entry: "Entry") -> dict[str, object] | None:
         "step": None if step is None or step < 0 else step,  # -1: nobody has any state yet
         "workers": len(members),
         "restarts_left": status.get("restarts_left"),
+        **_newest_view(status, len(members)),
+    }
+
+
+def _newest_view(status: Mapping[str, object], size: int) -> dict[str, object]:
+    """Of the newest view that all have entered."""
+    views, rates = mappings(status.get("history")), status.get("rates")
+    if not views:
+        return {}
+    return {
+        "view": views[-1].get("generation"),
+        "assignment": views[-1].get("assignment"),
+        "steps_per_s": rates.get(str(size)) if isinstance(rates, Mapping) else None,
+        "pause_s": max(pauses_of(views[-1]).values(), default=None),
+        "why": views[-1].get("reason"),
     }
 
 
@@ -130,6 +151,7 @@ def _row(job: str, run_dir: str, record: Mapping[str, object], created: str) -> 
         "status": record.get("status") or "unknown",
         "created": created,
         "restarts_left": None,
+        **dict.fromkeys(VIEW),
         "run_dir": str(Path(run_dir).resolve()),
     }
 
@@ -145,6 +167,16 @@ def _cells(row: Mapping[str, object]) -> Sequence[str]:
         _age(str(row["created"])),
         number(row["restarts_left"]),
     )
+
+
+def _view_line(row: Mapping[str, object]) -> list[str]:
+    if row["view"] is None:
+        return []
+    rate, pause_s = row["steps_per_s"], row["pause_s"]
+    facts = [f"view {number(row['view'])}" + (f" as {plain(row['assignment'])}" if row["assignment"] else "")]
+    facts += [f"{rate:.3g} steps/s"] if isinstance(rate, float) else []
+    facts += [f"pause {milliseconds(pause_s)}"] if isinstance(pause_s, float) else []
+    return [shortened(f"  {', '.join(facts)}: {plain(row['why'])}")]
 
 
 def _age(created: str) -> str:

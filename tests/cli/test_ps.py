@@ -40,6 +40,27 @@ def test_running_jobs_with_what_they_say_of_themselves(place: Path, melodeon: Me
     assert (int(age) < 60, unit, left) == (True, "s", "2")
 
 
+def test_the_view_that_a_job_is_in_stands_under_it(place: Path, melodeon: Melodeon) -> None:
+    view = {
+        "generation": 4,
+        "assignment": "4,4",
+        "reason": "worker 1 is gone: " + "so it was " * 9,
+        "pauses": {"0": 0.04},
+    }
+    with job(place, "one") as agent, job(place, "two") as other:
+        agent.status |= {"history": [{"generation": 3}, view], "rates": {"1": 9.0, "2": 17.25}}
+        other.status |= {"history": []}
+        code, out, _ = melodeon("ps")
+        one, two = json.loads(melodeon("ps", "-o", "json")[1])["jobs"]
+    assert (code, max(map(len, out.splitlines()))) == (0, 80)
+    _, first, under, second = out.splitlines()
+    assert (first.split()[0], second.split()[0]) == ("one", "two")
+    assert under.startswith("  view 4 as 4,4, 17.2 steps/s, pause 40 ms: worker 1 is gone: so it was so")
+    told = ("view", "assignment", "steps_per_s", "pause_s", "why")
+    assert [one[name] for name in told] == [4, "4,4", 17.25, 0.04, view["reason"]]
+    assert [two[name] for name in told] == [None] * 5
+
+
 def test_a_job_that_starts_has_no_step(place: Path, melodeon: Melodeon) -> None:
     with job(place, "new") as agent:
         agent.status |= {"phase": "starting", "step": -1, "workers": []}
@@ -59,7 +80,7 @@ def test_a_long_id_stays_whole_and_the_table_fits(place: Path, melodeon: Melodeo
     with job(place, "i" * length, script=f"{'s' * 50}.py"):
         code, out, _ = melodeon("ps")
     assert (code, max(map(len, out.splitlines())) <= 80) == (0, True), out
-    first, row = (line.split() for line in out.splitlines())
+    first, row, _ = (line.split() for line in out.splitlines())
     assert (" ".join(first), row[0]) == (titles, "i" * length)
 
 
