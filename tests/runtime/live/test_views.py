@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -344,7 +343,8 @@ def test_who_comes_at_the_boundary_where_the_training_ends_ends_with_the_others(
     (ready / "6").touch()
     expected = crew.run(cases.held, [4], tmp_path / "undisturbed", files=str(ready)).well()
     launch = Launch(record_states=True, max_steps=max_steps)
-    with Conductor(tmp_path / "run", cases.held, launch=launch, files=str(tmp_path)) as conductor:
+    connected = "view.connected=stop@1/1"
+    with Conductor(tmp_path / "run", cases.held, launch=launch, failpoints=connected, files=str(tmp_path)) as conductor:
         conductor.start(0, 1)
         conductor.ready(0, 1)
         conductor.entered(conductor.view([(0, 4)], planned=False))
@@ -352,11 +352,11 @@ def test_who_comes_at_the_boundary_where_the_training_ends_ends_with_the_others(
         view = conductor.view([(0, 2), (1, 2)], planned=True)
         conductor.until(lambda: conductor.statuses[0].notice == 2)
         (tmp_path / "5").touch()  # the view is connected while the next step lasts
-        conductor.until(lambda: len(mapped_memory(conductor.pid(0))) == 3)
+        conductor.stopped(1)
         if max_steps is None:
             conductor.tell(0, stop=True)
             conductor.until(lambda: conductor.statuses[0].notice == 3)
-        time.sleep(0.5)
+        conductor.kill(1, signal.SIGCONT)
         (tmp_path / "6").touch()
         conductor.entered(view)
         conductor.done(0, 1)
