@@ -259,6 +259,8 @@ class MasterState(msgspec.Struct, kw_only=True):
     workers: dict[int, WorkerInfo] = {}
     view: View | None = None
     settled: View | None = None
+    called_back: bool = False
+    """Workers that were to leave were called back: they go when the job has somebody else, or has come to rest."""
     torn: str = ""
     """Not empty: the newest view cannot go on, and why; a new one is due."""
     queue: list[Change] = []

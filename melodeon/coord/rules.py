@@ -148,6 +148,7 @@ def _call_back(state: MasterState) -> list[int]:
     back = held[: state.virtual_workers]
     for info in back:
         info.released = False
+    state.called_back = state.called_back or bool(back)
     return [info.worker for info in back]
 
 
@@ -237,6 +238,24 @@ def replace_lost(turn: Turn) -> None:
         state.queue.append(Change(what="replace", reason=reason, count=free))
 
 
+def send_off(turn: Turn) -> None:
+    """Those who were called back go again: there may be more workers than wanted, and on slots that are not the job's.
+
+    Once, when nothing else is under way: whatever is changes who is there as well.
+    """
+    state = turn.state
+    if not state.called_back or unsettled(state) or state.torn or state.current or state.queue or state.profile:
+        return
+    state.called_back = False
+    turn.dirty = True
+    size, reason = max(state.wanted, state.config.min_workers), "workers that were called back leave again"
+    here = {(state.workers[worker].agent, state.workers[worker].slot) for worker in seated(state)}
+    if state.slots and not here <= set(places(state.slots)):
+        state.queue.append(Change(what="place", reason=reason, slots=state.slots))
+    elif len(here) > size:
+        state.queue.append(Change(what="resize", reason=reason, count=size))
+
+
 Rule = Callable[[Turn], None]
 
 # Looked at in this order while the job is in the phase; a rule may move the job to another phase.
@@ -252,6 +271,7 @@ RULES: dict[JobPhase, tuple[Rule, ...]] = {
         answer_checkpoints,
         give_back,
         replace_lost,
+        send_off,
         watch_stragglers,
         note_pace,
         run_profile,
