@@ -281,9 +281,11 @@ def _is_called(name: str, runs_root: str) -> bool:
 
 
 def find_ended(name: str | None, runs_root: str) -> Path | None:
-    """A run's folder by its path, its id or the beginning of it; None takes the newest."""
+    """A run's folder by its path, its id or the beginning of it; None, or `last`, takes the newest."""
+    from melodeon.coord import registry
+
     runs = runs_in(runs_root)
-    if name is None:
+    if name is None or name == registry.NEWEST:
         return runs[-1] if runs else None
     if (folder := _named(name, runs_root)) is not None:
         return folder

@@ -30,6 +30,7 @@ def test_one_worker_is_printed_as_it_is_and_several_are_marked(place: Path, melo
     assert melodeon("logs", "a") == (0, "one\ntwo\n", "")
     ended(place, "b", w0="one\n", w10="ten\n", w2="two\n")
     assert melodeon("logs") == (0, "[worker 0] one\n[worker 2] two\n[worker 10] ten\n", "")
+    assert melodeon("logs", "last") == melodeon("logs"), "the newest, also where it has ended"
     assert melodeon("logs", "b", "--worker", "10")[1] == "ten\n"
     assert json.loads(melodeon("logs", "a", "-o", "json", "--tail", "1")[1]) == {
         "worker": 0,
