@@ -3,6 +3,7 @@
 Plain help, and completion only where a shell asks, keep `melodeon --help` fast; torch is never imported from here.
 """
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -46,11 +47,14 @@ def _root(
 def _have_streams() -> None:
     """A stream that was closed before we were started (`>&-`) takes what is said, and says it to nobody.
 
-    In this order each gets the number that is its own, before another file does.
+    In this order each gets the number that is its own, before another file does. Where stdout is a terminal that cannot
+    show a letter, another stands in its place.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - it stays open to the end
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def main() -> None:

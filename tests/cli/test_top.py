@@ -29,6 +29,16 @@ def test_without_a_terminal_one_screen_is_printed(place: Path, melodeon: Melodeo
     assert "42 ms" in out
 
 
+def test_a_terminal_that_cannot_show_every_letter_is_shown_the_others(place: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "melodeon", "top", "--once"]
+    with job(place, "one") as agent:
+        agent.write_event(kind="worker_gone", worker=1, how="größer")
+        done = subprocess.run(command, capture_output=True, env=env, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "worker 1 is gone: gr??er" in done.stdout
+
+
 def test_json_is_the_status(place: Path, melodeon: Melodeon) -> None:
     with job(place, "one") as agent:
         assert json.loads(melodeon("top", "-o", "json")[1]) == agent.status

@@ -97,6 +97,21 @@ def test_a_slot_whose_leaver_is_still_ending_is_waited_for(what: str, values: di
     assert bench.answers["x"].ok
 
 
+@pytest.mark.parametrize(
+    ("what", "values", "text"),
+    [
+        ("migrate", {"to": "b"}, "1 worker cannot move: agent b has fewer free slots; name another agent, or none"),
+        ("scale_out", {"on": "b"}, "1 new worker cannot start: agent b has 0 free slots; name another agent, or none"),
+        ("scale_out", {"on": "a", "n": 2}, "2 new workers cannot start: agent a has 1 free slot; add an agent"),
+    ],
+)
+def test_who_names_a_full_agent_is_told_of_the_room_elsewhere(what: str, values: dict[str, object], text: str) -> None:
+    bench = job(2, {"a": 2, "b": 1})
+    answer = bench.ask(what, **values)
+    assert answer is not None
+    assert answer.text == text
+
+
 def test_a_slot_that_nobody_is_about_to_leave_is_not_waited_for() -> None:
     bench = job(3, {"a": 3})
     answer = bench.ask("scale_out", n=1)
