@@ -127,7 +127,7 @@ class Agents:
         said = last_line(log).removeprefix("error: ")
         if code == UsageError.exit_code:
             return UsageError(said)
-        if code == NotFound.exit_code:  # its job has ended
+        if code == NotFound.exit_code and config.guest:  # the job has ended, on another machine
             return NotFound(said)
         if code == StoreUnreachable.exit_code and (config.guest or not self._begun()):
             return StoreUnreachable(said)
