@@ -116,10 +116,10 @@ def _measure(turn: Turn, profile: Profile) -> None:
     if step < due:
         return
     profile.marks.append((turn.now, step))
-    counted = profile.marks[1:]
-    if counted[-1][1] - counted[0][1] < profile.steps:
+    warm = profile.marks[1:]
+    if warm[-1][1] - warm[0][1] < profile.steps:
         return
-    rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(counted) if b[0] > a[0]]
+    rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(warm) if b[0] > a[0]]
     rate = median(rates) if rates else 0.0
     turn.record("profile", workers=profile.size, steps_per_s=rate)
     before = max(profile.rates.values(), default=0.0)
