@@ -262,7 +262,7 @@ def _begin_out(turn: Turn, change: Change) -> str:
         if change.what == "replace":
             state.owed += change.count
         where = f"agent {change.on} has" if change.on else "the agents have"
-        fix = _more_room(state, change, change.count)
+        fix = _more_room(state, change, change.count, placed="place the job on more slots first")
         return f"{counted(change.count, 'new worker')} cannot start: {where} {counted(free, 'free slot')}; {fix}"
     change.adding = start_workers(turn, change.count, change.on)
     if change.what == "scale_out":
@@ -322,18 +322,19 @@ def _begin_migrate(turn: Turn, change: Change) -> str:
         return f"there is no agent {change.on!r}: choose one of {', '.join(sorted(state.agents))}"
     elsewhere = change.on or _elsewhere(state, leave)
     if len(find_room(state, len(leave), elsewhere)) < len(leave):
-        where, fix = f"agent {change.on} has" if change.on else "there are", _more_room(state, change, len(leave))
+        where = f"agent {change.on} has" if change.on else "there are"
+        fix = _more_room(state, change, len(leave), placed="place the job on other slots instead")
         return f"{counted(len(leave), 'worker')} cannot move: {where} fewer free slots; {fix}"
     change.adding = start_workers(turn, len(leave), elsewhere)
     change.removing = leave
     return ""
 
 
-def _more_room(state: MasterState, change: Change, count: int) -> str:
-    """What a person can do where so many new workers find no slots."""
+def _more_room(state: MasterState, change: Change, count: int, *, placed: str) -> str:
+    """What a person can do where so many new workers find no slots; `placed` where the job's slots are named."""
     if change.on and len(find_room(state, count)) >= count:
         return "name another agent, or none"
-    return "place the job on more slots first" if state.slots else "add an agent"
+    return placed if state.slots else "add an agent"
 
 
 def _elsewhere(state: MasterState, leave: list[int]) -> str:
