@@ -138,7 +138,7 @@ class Course:
                     self.limits.tell(self.journal, over=False)
         finally:
             self.in_epochs = False
-        self._finish()
+        self._finish(max(self.epoch - 1, 0))  # the loop has counted one beyond the last
 
     @property
     def stopping(self) -> bool:
@@ -329,7 +329,7 @@ class Course:
         if self.prepared and not self.broken and not self.parted:
             if self._finished_at != self.step:
                 self.settle()
-                self._finish()
+                self._finish(self.epoch)
             if self.elastic is not None and not self._closed:
                 self.elastic.done(self._digest)
         self._closed = True
@@ -393,14 +393,14 @@ class Course:
             for optimizer in self.parts.optimizers:
                 batches.follow(optimizer, lambda: None if self.beat.turn is None else self.beat.step)
 
-    def _finish(self) -> None:
+    def _finish(self, epoch: int) -> None:
         self._finished_at = self.beat.step
         self.limits.tell(self.journal, over=True)
         if self.elastic is not None:
             self.elastic.finish()
         else:
             self.finish_together()
-        self.journal.event("step", step=self.beat.step, epoch=self.epoch, metrics=dict(self.metrics.latest))
+        self.journal.event("step", step=self.beat.step, epoch=epoch, metrics=dict(self.metrics.latest))
         self.journal.event("end", step=self.beat.step, digest=self._digest, **self.limits.capture())
 
     def finish_together(self) -> None:

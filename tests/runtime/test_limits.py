@@ -127,6 +127,7 @@ def test_the_fewer_epochs_count(allowed: int, epochs: int, tmp_path: Path) -> No
     ended_at(5 * epochs, ended)
     begin = ended.events("begin")[0]
     assert (begin["total_steps"], begin["steps_per_epoch"]) == (5 * epochs, 5)
+    assert ended.events("step")[-1]["epoch"] == epochs - 1
 
 
 # -- virtual workers --

@@ -134,6 +134,7 @@ def test_break_out_of_both_loops(order: str, tmp_path: Path) -> None:
     ended = runs[0]
     assert sorted(ended.states) == list(range(1, 9))
     assert ended.events("end")[0]["step"] == 8
+    assert ended.events("step")[-1]["epoch"] == 2
 
 
 @pytest.mark.parametrize("order", ["tree", "ddp"])
