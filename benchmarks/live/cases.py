@@ -3,6 +3,9 @@
 Every process that trains appends a line `STEP NANOSECONDS` to a file of its own as soon as a step is committed, by the
 clock that all processes of a machine share. What happened between two steps is read from these files alone, the same
 way for every contender.
+
+All contenders train with AdamW's fused implementation. On a CPU the default one takes eleven times as long, with 100M
+parameters half a second, and a step is in every pause that is measured.
 """
 
 import os
@@ -52,8 +55,9 @@ class Case:
 CASES = {
     "tiny": Case(name="tiny", sizes=(16, 16, 10), batch=8, checkpoint_every=50),
     "mlp": Case(name="mlp", sizes=(784, 256, 256, 10), batch=64, checkpoint_every=50),
-    "100m": Case(name="100m", sizes=(1024, *[4096] * 6, 3000), batch=16, checkpoint_every=5),
+    "100m": Case(name="100m", sizes=(1024, *[4096] * 6, 3000), batch=4, checkpoint_every=5),
 }
+"""The large one has no more samples than four workers need: its state is what weighs, and its steps are to be short."""
 
 
 class CommitLog:
