@@ -131,6 +131,20 @@ def job(workers: int = 2, agents: dict[str, int] | None = None, /, **config: obj
     return Bench(agents, workers=workers, **config).training()  # type: ignore[arg-type]
 
 
+def where(bench: Bench) -> dict[str, list[int]]:
+    """The slots of those that have a seat."""
+    found: dict[str, list[int]] = {}
+    for worker in bench.view.workers:
+        info = bench.state.workers[worker]
+        found.setdefault(info.agent, []).append(info.slot)
+    return {agent: sorted(slots) for agent, slots in sorted(found.items())}
+
+
+def placed(slots: dict[str, list[int]], **config: object) -> Bench:
+    """A job that trains on these slots."""
+    return Bench({"a": 4, "b": 4}, slots=slots, **config).training()  # type: ignore[arg-type]
+
+
 def walk(bench: Bench, rate: dict[int, float], count: int) -> None:
     """Train on at a rate that depends on the size."""
     for _ in range(count):

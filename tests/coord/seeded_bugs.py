@@ -131,7 +131,7 @@ BUGS: dict[str, Bug] = {
     "an_ask_is_applied_twice": Bug(f"{COORD}.asks:take_ask", "if pending(turn, ask.id):", "if False:"),
     "answers_are_not_remembered": Bug(f"{COORD}.asks:take_ask", "if known is not None:", "if False:"),
     "an_ask_is_forgotten_when_all_are_lost": Bug(
-        f"{COORD}.rules:_start_again", "tell_switch(turn, at_once=True)", "state.switch = None"
+        f"{COORD}.starting:start_again", "tell_switch(turn, at_once=True)", "state.switch = None"
     ),
     "lost_orders_are_not_repeated": Bug(
         f"{COORD}.master:Master._finish", "if behind and behind not in changed", "if False and behind not in changed"

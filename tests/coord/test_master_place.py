@@ -5,21 +5,7 @@ import pytest
 from melodeon.coord.hybrid import HybridConfig
 from melodeon.coord.master import Master
 from melodeon.coord.messages import Phase
-from tests.coord.master_bench import Bench, follow, job
-
-
-def where(bench: Bench) -> dict[str, list[int]]:
-    """The slots of those that have a seat."""
-    found: dict[str, list[int]] = {}
-    for worker in bench.view.workers:
-        info = bench.state.workers[worker]
-        found.setdefault(info.agent, []).append(info.slot)
-    return {agent: sorted(slots) for agent, slots in sorted(found.items())}
-
-
-def placed(slots: dict[str, list[int]], **config: object) -> Bench:
-    """A job that trains on these slots."""
-    return Bench({"a": 4, "b": 4}, slots=slots, **config).training()  # type: ignore[arg-type]
+from tests.coord.master_bench import Bench, follow, job, placed, where
 
 
 def test_a_job_starts_on_its_slots_and_nowhere_else() -> None:
@@ -406,30 +392,3 @@ def test_a_stretch_with_a_change_is_not_counted() -> None:
     steps(bench, 50.0, 2)
     assert measured(bench) == pytest.approx({"2": 10.0})
     assert bench.state.workers[0].phase is Phase.MEMBER
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_who_was_called_back_gives_its_slot_back_again(restarts: int) -> None:
-    """The wish was answered by then, and somebody else may have been promised the slots."""
-    bench = placed({"a": [0, 1, 2]}, restarts=restarts)
-    bench.ask("place", id="x", slots={"a": [1]})
-    bench.enter(pause_s=0.0)
-    bench.gone(1)
-    assert where(bench) == {"a": [0, 2]}
-    for _ in range(6):
-        follow(bench)
-    assert where(bench) == {"a": [1]}
-    assert (bench.state.wanted, bench.state.current, bench.state.queue) == (1, None, [])
-    assert len(bench.workers()) == 1
-
-
-def test_those_who_were_called_back_are_no_more_than_were_wanted() -> None:
-    bench = job(3, {"a": 4})
-    bench.ask("scale", n=1)
-    bench.enter(pause_s=0.0)
-    bench.gone(bench.view.workers[0])
-    assert len(bench.view.workers) == 2
-    for _ in range(4):
-        follow(bench)
-    assert (len(bench.view.workers), bench.state.queue) == (1, [])
-    assert bench.state.history[-1]["reason"] == "workers that were called back leave again"
