@@ -130,6 +130,7 @@ def _place(turn: Turn, ask: Ask) -> None:
         drop_profile(turn, "the job was given other slots")
     change = Change(what="place", reason=f"workers on {in_words(slots)} were asked for", ask=ask.id, slots=slots)
     supersede(turn, change)
+    state.sent_off = False
     state.queue.append(change)
 
 

@@ -307,6 +307,9 @@ def _begin_scale(turn: Turn, change: Change) -> str:
     refusal = step(turn, change) if wish != size else ""
     if not refusal and change.what == "scale":
         state.wanted = wish
+        # Replacements that are owed are among those that this starts, or are not wanted any more.
+        state.restarts_left += state.owed
+        state.owed = 0
     return refusal
 
 

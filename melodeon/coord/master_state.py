@@ -261,6 +261,8 @@ class MasterState(msgspec.Struct, kw_only=True):
     settled: View | None = None
     called_back: bool = False
     """Workers that were to leave were called back: they go when the job has somebody else, or has come to rest."""
+    sent_off: bool = False
+    """Since the job's slots were named some were sent off to them: whom that starts again costs restarts."""
     torn: str = ""
     """Not empty: the newest view cannot go on, and why; a new one is due."""
     queue: list[Change] = []

@@ -61,6 +61,8 @@ def begin_place(turn: Turn, change: Change) -> str:
     if why := refusal(state, change.slots):
         return why
     state.slots = change.slots
+    # Of those that it has taken over some may be lost by now: their slots are missing like any other.
+    change.adding = [worker for worker in change.adding if alive(state, worker)]
     change.removing = [worker for worker in seated(state) if _place(state, worker) not in places(change.slots)]
     change.waiting = _missing(state, change)
     state.wanted = len(places(change.slots))
@@ -109,11 +111,16 @@ def is_placed(state: MasterState, change: Change) -> bool:
 
 def stay(turn: Turn, change: Change) -> None:
     """Nobody could be added and nobody would be left: the job goes on where it is."""
-    state = turn.state
+    settle_down(turn.state)
+    change.removing = []
+
+
+def settle_down(state: MasterState) -> None:
+    """The slots on which the job's workers are become its slots."""
     here: dict[str, list[int]] = {}
     for agent, slot in sorted(_place(state, worker) for worker in seated(state) if worker in state.workers):
         here.setdefault(agent, []).append(slot)
-    state.slots, state.wanted, change.removing = here, max(1, len(seated(state))), []
+    state.slots, state.wanted = here, max(1, len(seated(state)))
 
 
 def _place(state: MasterState, worker: int) -> Place:

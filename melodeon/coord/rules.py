@@ -8,6 +8,7 @@ from melodeon.coord.ending import judge_done, judge_errors
 from melodeon.coord.master_state import Change, JobPhase, MasterState, Turn
 from melodeon.coord.messages import Phase
 from melodeon.coord.pace import note_pace
+from melodeon.coord.placing import settle_down
 from melodeon.coord.profiling import run_profile
 from melodeon.coord.starting import start, start_again
 from melodeon.coord.status import committed
@@ -153,11 +154,23 @@ def send_off(turn: Turn) -> None:
     state = turn.state
     if not state.called_back or unsettled(state) or state.torn or state.current or state.queue or state.profile:
         return
+    if any(agent not in state.agents or state.agents[agent].lost for agent in state.slots):
+        return  # they wait for it to come back
     state.called_back = False
     turn.dirty = True
     size, reason = max(state.wanted, state.config.min_workers), "workers that were called back leave again"
     here = {(state.workers[worker].agent, state.workers[worker].slot) for worker in seated(state)}
-    if state.slots and not here <= set(places(state.slots)):
+    own = set(places(state.slots))
+    if own and not here <= own:
+        # Once for nothing: their own slots may be promised to somebody else. Where nobody lives it is not for ever.
+        cost = len(own - here) if state.sent_off else 0
+        if cost > state.restarts_left:
+            text = "No restarts are left to start there again: the job goes on where it is."
+            turn.record("change_failed", what="place", reason=reason, text=text)
+            settle_down(state)
+            return
+        state.restarts_left -= cost
+        state.sent_off = True
         state.queue.append(Change(what="place", reason=reason, slots=state.slots))
     elif len(here) > size:
         state.queue.append(Change(what="resize", reason=reason, count=size))

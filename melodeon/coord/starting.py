@@ -2,11 +2,11 @@
 
 from melodeon.coord.changes import cancel
 from melodeon.coord.ending import end_job
-from melodeon.coord.master_state import JobPhase, Stage, Turn
+from melodeon.coord.master_state import JobPhase, MasterState, Stage, Turn
 from melodeon.coord.messages import Phase
 from melodeon.coord.profiling import drop_profile
 from melodeon.coord.switching import tell_switch
-from melodeon.coord.views import alive, changes, drop_worker, find_room, places, propose, room, start_workers
+from melodeon.coord.views import alive, changes, drop_worker, find_room, places, propose, room, seated, start_workers
 from melodeon.core.text import counted, ending_of
 
 
@@ -15,6 +15,9 @@ def start(turn: Turn) -> None:
     state = turn.state
     config = state.config
     agents = sum(agent.heard and not agent.lost for agent in state.agents.values())
+    if not any(agent.heard for agent in state.agents.values()):
+        turn.calm("agents")  # whatever the time: a new master's own agent is about to report
+        return
     waited = turn.due("agents", config.agents_s)
     if state.owed and (agents >= config.agents or waited):
         free = len(find_room(state, state.owed))
@@ -23,6 +26,7 @@ def start(turn: Turn) -> None:
             state.owed = 0 if free >= state.owed else state.owed - free
             start_workers(turn, free)
             if state.owed:
+                state.restarts_left = min(config.restarts, state.restarts_left + state.owed)
                 state.wanted, state.owed = state.wanted - state.owed, 0
     ready = [info for info in state.workers.values() if alive(state, info.worker)]
     if state.owed and waited and not any(info.phase is Phase.STARTING for info in ready):
@@ -41,19 +45,14 @@ def start_again(turn: Turn) -> None:
     if state.phase is JobPhase.STOPPING:
         end_job(turn, "stopped", f"stopped; {why}")
         return
-    spares: list[int] = []
-    for change in changes(state):
-        spares += [worker for worker in change.adding if alive(state, worker)]
-        change.adding = []
-        if change.what == "replace" and change.stage is Stage.QUEUED:
-            state.owed += change.count  # restarts that were spent, and have started nobody yet
     least = max(1, state.config.min_workers)  # there may have been fewer, but it cannot begin with them
     size = min(max(least, state.wanted), room(state))
-    for worker in spares[size:]:
-        drop_worker(turn, worker, "there are more workers than the job is to have")
-    spares = spares[:size]
-    spent, state.owed = state.owed, min(size - len(spares), state.owed + state.restarts_left)
-    state.restarts_left += spent - state.owed
+    for_nothing = _let_go_by_a_profile(state)
+    spares = _take_newcomers(turn, size)
+    missing = size - len(spares)
+    for_nothing = min(for_nothing, missing)
+    spent, state.owed = state.owed, min(missing, for_nothing + state.owed + state.restarts_left)
+    state.restarts_left += spent - (state.owed - for_nothing)
     if not spares and not state.owed:
         end_job(turn, "failed", f"{why}, nobody else holds the job's state and no restarts are left: use --restarts")
         return
@@ -67,6 +66,34 @@ def start_again(turn: Turn) -> None:
             info.error = ""  # a newcomer's, that could not join: it is none of those that the job begins with
     state.wanted = len(spares) + state.owed
     turn.move_job(JobPhase.STARTING)
+
+
+def _take_newcomers(turn: Turn, most: int) -> list[int]:
+    """Those that changes have started, who are to begin with the job."""
+    state = turn.state
+    found: list[int] = []
+    for change in changes(state):
+        found += [worker for worker in change.adding if alive(state, worker)]
+        change.adding = []
+        if change.what == "replace" and change.stage is Stage.QUEUED:
+            state.owed += change.count  # restarts that were spent, and have started nobody yet
+    failed = [worker for worker in found if state.workers[worker].error]  # they have said so, and are about to end
+    taken = [worker for worker in found if worker not in failed][:most]
+    for worker in found:
+        if worker not in taken:
+            how = state.workers[worker].error or "there are more workers than the job is to have"
+            drop_worker(turn, worker, how)
+    return taken
+
+
+def _let_go_by_a_profile(state: MasterState) -> int:
+    """Workers that are missing for a profile's sake, and that it has not started again itself."""
+    walk = state.profile
+    if walk is None or not walk.back_to:
+        return 0
+    started = [worker for change in changes(state) if change.what == "resize" for worker in change.adding]
+    there = (walk.size or len(seated(state))) + sum(alive(state, worker) for worker in started)
+    return max(0, walk.back_to - there)
 
 
 def _too_few(turn: Turn) -> str:

@@ -3,7 +3,8 @@
 import pytest
 
 from melodeon.coord.master_state import JobPhase
-from tests.coord.master_bench import follow, job, placed, where
+from melodeon.coord.messages import Phase
+from tests.coord.master_bench import Bench, follow, job, placed, where
 
 
 def test_leavers_who_wait_for_the_others_first_step_are_called_back_when_all_of_these_are_lost() -> None:
@@ -70,3 +71,45 @@ def test_those_who_were_called_back_are_no_more_than_were_wanted() -> None:
         follow(bench)
     assert (len(bench.view.workers), bench.state.queue) == (1, [])
     assert bench.state.history[-1]["reason"] == "workers that were called back leave again"
+
+
+@pytest.mark.parametrize(("restarts", "most"), [(0, 2), (2, 4)])
+def test_slots_on_which_nobody_lives_are_given_up_when_restarts_are_spent(restarts: int, most: int) -> None:
+    bench = job(1, {"a": 2}, restarts=restarts)
+    bench.ask("place", id="x", slots={"a": [1]})
+    lost = 0
+    for _ in range(60):
+        bench.ready(*[w for w in bench.workers() if all(w not in known for known in bench.statuses.values())])
+        if bench.state.settled != bench.state.view:
+            bench.enter(pause_s=0.0)
+        if 0 not in bench.view.workers and bench.state.settled == bench.state.view:
+            bench.gone(bench.view.workers[0], exit_code=-11)
+            lost += 1
+        bench.tick(0.1)
+    assert lost == most, "the wish, and one more for nothing: somebody else may have been promised the other slot"
+    assert (where(bench), bench.state.slots) == ({"a": [0]}, {"a": [0]})
+    failed = [record for record in bench.records if record.kind == "change_failed"]
+    assert failed[-1].values["text"] == "No restarts are left to start there again: the job goes on where it is."
+
+
+def test_those_whose_node_was_lost_go_there_when_it_is_back() -> None:
+    bench = Bench({"a": 2, "b": 2}, slots={"a": [0, 1]}, restarts=2).training()
+    bench.ask("place", id="x", slots={"b": [0, 1]})
+    bench.ready(2, 3)
+    while bench.state.current:
+        bench.enter(pause_s=0.0)
+    bench.take(bench.master.on_agent_lost("b", bench.now))
+    bench.statuses["b"] = {}
+    bench.orders.pop("b")
+    for worker in bench.view.workers:
+        bench.set(worker, Phase.MEMBER, generation=bench.view.generation, step=1, pause_s=0.1)
+    bench.report("a")
+    assert bench.answers["x"].ok
+    assert where(bench) == {"a": [0, 1]}
+    bench.incarnations["b"] += 1
+    bench.numbers["b"] = 0
+    bench.report("b")
+    for _ in range(10):
+        follow(bench)
+        bench.tick(1.0)
+    assert where(bench) == {"b": [0, 1]}

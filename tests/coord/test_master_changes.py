@@ -4,7 +4,7 @@ import pytest
 
 from melodeon.coord.master_state import JobPhase
 from melodeon.coord.messages import Phase
-from tests.coord.master_bench import Bench, job
+from tests.coord.master_bench import Bench, follow, job
 
 # -- scale --
 
@@ -390,3 +390,17 @@ def test_status_tells_the_whole_job() -> None:
     assert [worker["ranks"] for worker in values["workers"]] == ["0-1", "2-3"]
     assert values["workers"][1]["busy_ms"] == 200.0
     assert values["history"][0]["reason"] == "the job starts"
+
+
+def test_a_size_that_is_asked_for_ends_what_is_owed() -> None:
+    bench = job(4, {"a": 2, "b": 2}, restarts=2)
+    bench.take(bench.master.on_agent_lost("b", bench.now))
+    for worker in bench.view.workers:
+        bench.set(worker, Phase.MEMBER, generation=bench.view.generation)
+    bench.report("a")
+    assert (len(bench.view.workers), bench.state.owed) == (2, 2), "there are no slots for those who are to replace them"
+    bench.ask("scale", n=2)
+    assert (bench.state.owed, bench.state.restarts_left) == (0, 2)
+    bench.gone(bench.view.workers[0])
+    follow(bench)
+    assert (len(bench.orders["a"].workers), bench.state.restarts_left) == (2, 1)

@@ -392,3 +392,19 @@ def test_a_stretch_with_a_change_is_not_counted() -> None:
     steps(bench, 50.0, 2)
     assert measured(bench) == pytest.approx({"2": 10.0})
     assert bench.state.workers[0].phase is Phase.MEMBER
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_newcomer_that_a_newer_wish_has_taken_over_and_that_is_lost_before_its_turn_costs_nothing(
+    restarts: int,
+) -> None:
+    bench = job(1, {"a": 4}, restarts=restarts)
+    bench.ask("place", id="x", slots={"a": [0, 1, 2]})
+    bench.ask("scale_out", id="y", n=1)
+    bench.ask("place", id="z", slots={"a": [1, 3]})  # it has the one on slot 1, and waits behind the other
+    bench.gone(1)
+    for _ in range(8):
+        follow(bench)
+    assert where(bench) == {"a": [1, 3]}
+    assert (bench.state.owed, bench.state.wanted, bench.state.restarts_left) == (0, 2, restarts)
+    assert "could not join" not in bench.answers["z"].text
