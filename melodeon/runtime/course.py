@@ -91,6 +91,10 @@ class Course:
         self._left_inside: int | None = None
         """The virtual worker in whose turn the loop was left, where that was the middle of a step."""
         self._stopped_in_pass = False
+        self._begun: tuple[int, int] | None = None
+        """The loader of the newest pass, and where that began."""
+        self._begun_elsewhere: tuple[int, int] | None = None
+        """The same of where the state comes from: what a pass draws at its start is drawn for that one."""
         self._finished_at: int | None = None
         self._digest: str | None = None
         self._closed = False
@@ -161,7 +165,10 @@ class Course:
         loader.enter_epoch(self.epoch)
         if self._num_epochs is not None:
             loader.source.stop = loader.plan.cursor(self._num_epochs)
-        self.engine.begin_pass(at_start=loader.cursor == loader.plan.cursor(self.epoch))
+        place, elsewhere = (loader.number, loader.cursor), self._begun_elsewhere
+        self._begun, self._begun_elsewhere = place, None
+        if place != elsewhere:
+            self.engine.begin_pass(at_start=loader.cursor == loader.plan.cursor(self.epoch))
         return self.epoch
 
     def leave_early(self, loader: Loader) -> None:
@@ -205,7 +212,7 @@ class Course:
         """Go on with another batch factor, in the same view."""
         factor = self.batches.due(self.beat.step)
         assert factor is not None, "it was due"
-        exchange = self.group.call(self.engine.open_exchange, self.group, scaled(self.assignment, factor))
+        exchange = self.group.call(self.engine.exchange_opener(self.group, scaled(self.assignment, factor)))
         self.batches.running = factor
         self._seat(exchange)
 
@@ -223,13 +230,20 @@ class Course:
         if self.elastic is not None:
             self.elastic.boundary(loader.number)
         else:
-            self.finish_boundary(loader.number)
+            self.finish_boundary(loader.number, apart=self.apart)
         self.journal.step(self.beat.step, self.epoch, dict(self.metrics.latest))
 
-    def finish_boundary(self, number: int) -> None:
-        """What a step's end asks of all workers together; done again if somebody is lost meanwhile."""
+    @property
+    def apart(self) -> bool:
+        """Whether the script is in no pass: the loop was left by `break`."""
+        return self._pass is None
+
+    def finish_boundary(self, number: int, *, apart: bool) -> None:
+        """What a step's end asks of all workers together; done again if somebody is lost meanwhile. `apart`: the loop
+        was left by `break` before it, here or, for a newcomer, where its state comes from.
+        """
         loader = self.loaders[number]
-        self._stopped_in_pass = self.stopping and self._pass is not None  # here: some copy a step that others made
+        self._stopped_in_pass = self.stopping and not apart  # here: some copy a step that others made
         self.metrics.boundary(self.beat.step)
         end_of_epoch = loader.cursor == loader.plan.cursor(self.epoch + 1)
         if end_of_epoch:
@@ -238,7 +252,7 @@ class Course:
         self.keeper.boundary(
             self.beat.step, end_of_epoch=end_of_epoch, last=self.stopping or ends, stopped=self.stopping
         )
-        if self.elastic is not None and (end_of_epoch or self.stopping or self._pass is None):
+        if self.elastic is not None and (end_of_epoch or self.stopping or apart):
             self.group.barrier()  # nobody leaves the pass before everybody has done this much
             failpoint("boundary.left")
         if self.launch.scan and self.beat.watch is not None:
@@ -282,6 +296,16 @@ class Course:
         self.batches.restore(captured, self.beat.step)
         self.limits.restore(captured)
         self.engine.restore(captured, self.beat.step)
+
+    def capture_end(self) -> dict[str, Any]:
+        """What a newcomer must know beside the state, since the script may have gone on from the last boundary."""
+        return {"digested": self.keeper.agreed, "stopped_in_pass": self._stopped_in_pass, "begun": self._begun}
+
+    def restore_end(self, captured: Mapping[str, Any]) -> None:
+        """Go on from what `capture_end` gave."""
+        self.keeper.adopt(captured["digested"])
+        self._stopped_in_pass = bool(captured["stopped_in_pass"])
+        self._begun_elsewhere = None if captured["begun"] is None else (captured["begun"][0], captured["begun"][1])
 
     def resume(self, group: Group) -> None:
         """Begin with the newest good checkpoint, where the script keeps some."""

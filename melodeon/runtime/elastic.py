@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -60,6 +60,8 @@ class Elastic:
         """An exchange of this view failed."""
         self._due: int | None = None
         """The loader whose boundary is not finished."""
+        self._apart = False
+        """That boundary, or the last one, is of a loop that was left by `break`."""
         self._beyond = False
         """The script has left the pass whose last step was the last one."""
         self._checkpoint = 0
@@ -101,6 +103,8 @@ class Elastic:
         )
         self._views.join()
         self._committed_at = time.monotonic()
+        if self._due is not None:
+            self.keep_up()  # now: the script goes on to its next pass, which moves the loader
 
     def keep_up(self) -> None:
         """Before a step, and before a pass ends: be in the newest view, with nothing left undone."""
@@ -145,7 +149,7 @@ class Elastic:
         self._link.post(urgent=self._entered, **told)
         self._entered = False
         self._views.tidy()
-        self._due, self._beyond = loader, False
+        self._due, self._apart, self._beyond = loader, self._course.apart, False
         self._finish_boundary(loader)
 
     def _new_metrics(self) -> dict[str, Any]:
@@ -159,7 +163,7 @@ class Elastic:
 
     def _finish_boundary(self, loader: int) -> None:
         try:
-            self._course.finish_boundary(loader)
+            self._course.finish_boundary(loader, apart=self._apart)
             failpoint("boundary.done")
             self._answer_checkpoint()
         except WorkerLost:
@@ -225,6 +229,7 @@ class Elastic:
         return Standing(
             step=step,
             due=self._due,
+            apart=self._apart,
             beyond=self._beyond,
             agreed=(agreed.armed, agreed.checkpoint, agreed.stop),
             checkpoint=self._checkpoint,
@@ -240,9 +245,9 @@ class Elastic:
         """
         return self._course.batches.at_entry(self._course.beat.step, view.factor)
 
-    def open_exchange(self, group: Group, view: View) -> Exchange:
-        """Open the exchange of a view, on its carrier."""
-        return self._course.engine.open_exchange(group, scaled(view.assignment, self._factor(view)))
+    def exchange_opener(self, group: Group, view: View) -> Callable[[], Exchange]:
+        """What opens the exchange of a view, on its carrier, for the layout of now."""
+        return self._course.engine.exchange_opener(group, scaled(view.assignment, self._factor(view)))
 
     def begin(self, group: Group) -> None:
         """Nobody has any state: compare models, read the newest checkpoint."""
@@ -258,7 +263,11 @@ class Elastic:
 
     def capture(self) -> dict[str, Any]:
         """The job's state, with what its journal must know to go on."""
-        return {"state": self._course.capture(), "journal": self._course.journal.carried()}
+        return {
+            "state": self._course.capture(),
+            "journal": self._course.journal.carried(),
+            "end": self._course.capture_end(),
+        }
 
     def restore(self, captured: dict[str, Any], stand: Standing) -> None:
         """Go on from another worker's state. This one may be the only one with it before a view holds."""
@@ -269,6 +278,7 @@ class Elastic:
             os.kill(os.getpid(), signal.SIGKILL)
         self._course.restore(captured["state"])
         self._course.journal.adopt(captured["journal"])
+        self._course.restore_end(captured["end"])
         self._stand(stand)
         self._beyond = False  # its script may be beyond an earlier pass, and not yet beyond this step
         self._whole = True
@@ -291,5 +301,5 @@ class Elastic:
         self._link.post(urgent=False, factor=self._course.batches.running, **told)
 
     def _stand(self, stand: Standing) -> None:
-        self._due, self._checkpoint = stand.due, stand.checkpoint
+        self._due, self._apart, self._checkpoint = stand.due, stand.apart, stand.checkpoint
         self._course.beat.agreed = Signals(*stand.agreed)

@@ -6,7 +6,7 @@ its place, so that one script can be trained both ways and compared.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -155,14 +155,16 @@ class Engine:
         layout = json.dumps([[param.requires_grad for param in self._params], self._arrival])
         return hashlib.blake2b(layout.encode(), digest_size=8).hexdigest()
 
-    def open_exchange(self, group: Group, assignment: Assignment) -> Exchange:
-        """Open the exchange of another view, on that view's carrier, while this one trains."""
+    def exchange_opener(self, group: Group, assignment: Assignment) -> Callable[[], Exchange]:
+        """What opens the exchange of another view, on that view's carrier, while this one trains: for the layout of
+        now, whatever the script freezes until it is called.
+        """
         _, params = self._trainable()
         if self._order == "tree":
-            return tree_exchange(params, group, assignment)
+            return partial(tree_exchange, params, group, assignment)
         models = _indices_by_model(self._parts.models, params)
         buckets = ddp_buckets(params, models, self._arrival, find_unused=self._find_unused)
-        return ddp_exchange(buckets, group, assignment)
+        return partial(ddp_exchange, buckets, group, assignment)
 
     def reseat(self, group: Group, assignment: Assignment, exchange: Exchange | None) -> None:
         """Go on as a worker of another view."""
@@ -319,7 +321,7 @@ class Engine:
                 "requires_grad changed during the run, which DistributedDataParallel does not follow: with "
                 "order='ddp' freeze parameters before the loop, or use order='tree'"
             )
-        exchange = self.open_exchange(self._group, self._assignment)  # first: it may fail with somebody who is lost
+        exchange = self.exchange_opener(self._group, self._assignment)()  # first: it may fail with somebody who is lost
         self.reducer.close()
         self._build_reducer(exchange)
 

@@ -5,7 +5,7 @@ bug), the run stops there rather than train on.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,15 @@ class Keeper:
         if self._writer is not None:
             self._writer.wait()
         return self._digest[1].root if self._digest is not None else None
+
+    @property
+    def agreed(self) -> tuple[int, str] | None:
+        """The newest step whose state all have digested, and what came out."""
+        return None if self._digest is None else (self._digest[0], self._digest[1].root)
+
+    def adopt(self, agreed: Sequence[Any] | None) -> None:
+        """Go on from what another worker has agreed on with the others."""
+        self._digest = None if agreed is None else (int(agreed[0]), StateDigest(str(agreed[1]), {}))
 
     def store_now(self, step: int, changes: Mapping[str, Any]) -> None:
         """Write a checkpoint at this boundary, whatever the schedule, with some values of the state changed."""

@@ -40,6 +40,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     due: int | None = None
     """The loader whose boundary was interrupted: its digest, metrics and checkpoint are to be done again."""
+    apart: bool = False
+    """Its loop was left by `break` before that boundary: the script is in no pass."""
     beyond: bool = False
     """Its script has left the pass behind that boundary, so everybody had done all of it."""
     agreed: tuple[int, int, bool] = (0, 0, False)
@@ -61,8 +63,8 @@ class Trainer(Protocol):
     def layout(self, view: View) -> str:
         """What an exchange in this view depends on besides its seats."""
 
-    def open_exchange(self, group: Group, view: View) -> Exchange:
-        """Open the exchange of a view, on its carrier."""
+    def exchange_opener(self, group: Group, view: View) -> Callable[[], Exchange]:
+        """What opens the exchange of a view, on its carrier, for the layout of now."""
 
     def begin(self, group: Group) -> None:
         """Nobody has any state: compare models, read the newest checkpoint."""
@@ -237,9 +239,11 @@ class Views:
         rank = view.rank_of(self._link.worker)
         assert rank is not None
         group = Group(rank, len(view.seats), alarm=self._link.guard(view.generation))
-        layout, description = self._trainer.layout(view), self._description(view)
         # On this thread: the script's objects are asked for their state, and random streams are moved. The other one
-        # may come to it when this view is given up and a step of the next one is under way.
+        # may come to it when this view is given up and a step of the next one is under way, and the script may freeze
+        # layers and thaw them again meanwhile.
+        layout, description = self._trainer.layout(view), self._description(view)
+        open_exchange = self._trainer.exchange_opener(group, view)
         own = self._trainer.capture() if self.generation == 0 else None
 
         def connect() -> Connection:
@@ -256,7 +260,7 @@ class Views:
                 for body in group.gather_bytes(msgspec.msgpack.encode(Offer(door.invitation, description)))
             ]
             connection = Connection(
-                self._trainer.open_exchange(group, view),
+                open_exchange(),
                 door,
                 {number: offer.invitation for number, offer in enumerate(offers)},
             )
@@ -311,7 +315,7 @@ class Views:
             self._copy(view, group, standings, connection)
             fits = all(standing.prepared == foremost[0].layout for standing in standings)  # all have that state now
         failpoint("view.copied")
-        exchange = connection.exchange if fits else group.call(trainer.open_exchange, group, view)
+        exchange = connection.exchange if fits else group.call(trainer.exchange_opener(group, view))
         failpoint("view.seat")
         trainer.reseat(group, view, exchange, _common(foremost))
         self.tidy()
@@ -390,10 +394,10 @@ def _common(tops: Sequence[Standing]) -> Standing:
 
     Unless the script of one is beyond it: then only the word that all have done it was lost on the way to the others.
     """
-    due = next((standing.due for standing in tops if standing.due is not None), None)
-    if any(standing.beyond for standing in tops):
-        due = None
-    return msgspec.structs.replace(tops[0], due=due, checkpoint=max(standing.checkpoint for standing in tops))
+    undone = next((standing for standing in tops if standing.due is not None), tops[0])
+    due = None if any(standing.beyond for standing in tops) else undone.due
+    checkpoint = max(standing.checkpoint for standing in tops)
+    return msgspec.structs.replace(tops[0], due=due, apart=undone.apart, checkpoint=checkpoint)
 
 
 def _meeting(view: View, folder: Path) -> Any:

@@ -4,6 +4,7 @@ import gc
 import select
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,13 +54,18 @@ def forked(epochs: int = 20, pace_s: float = 0.01) -> None:
         parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)
 
 
-def broken_off(epochs: int = 5, pace_s: float = 0.02) -> None:
-    """Each epoch is left by `break` after its second step; the next one begins with a rate that the script sets."""
+def _with_momentum(order: str = "tree") -> tuple[Any, ...]:
+    """A job, its model, its optimizer and a loader of four steps an epoch."""
     torch.set_num_threads(1)
-    job = melodeon.join(virtual_workers=V, seed=5)
+    job = melodeon.join(virtual_workers=V, seed=5, order=order)  # type: ignore[arg-type]
     model = parts.mlp()
     model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1))
-    loader = job.loader(parts.data(44), batch_size=3, shuffle=True)
+    return job, model, optimizer, job.loader(parts.data(44), batch_size=3, shuffle=True)
+
+
+def broken_off(epochs: int = 5, pace_s: float = 0.02) -> None:
+    """Each epoch is left by `break` after its second step; the next one begins with a rate that the script sets."""
+    job, model, optimizer, loader = _with_momentum()
     for epoch in job.epochs(epochs):
         optimizer.param_groups[0]["lr"] = 0.1 / (epoch + 1)
         parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s, leave_every=2)
@@ -67,11 +73,7 @@ def broken_off(epochs: int = 5, pace_s: float = 0.02) -> None:
 
 def frozen_later(epochs: int = 2) -> None:
     """Gradients are cleared before they are made, as many scripts do; a layer is frozen after step 6."""
-    torch.set_num_threads(1)
-    job = melodeon.join(virtual_workers=V, seed=5)
-    model = parts.mlp()
-    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1))
-    loader = job.loader(parts.data(44), batch_size=3, shuffle=True)
+    job, model, optimizer, loader = _with_momentum()
     for _ in job.epochs(epochs):
         for x, y in loader:
             optimizer.zero_grad()
@@ -210,17 +212,36 @@ def masked(epochs: int = 12, pace_s: float = 0.02) -> None:
         parts.run_epoch(job, loader, model, optimizer, pace_s=pace_s)
 
 
-def held(files: str, epochs: int = 3) -> None:
-    """Ends step 5, and step 6, when a file of that name is there."""
-    torch.set_num_threads(1)
-    job = melodeon.join(virtual_workers=V, seed=5)
-    model = parts.mlp()
-    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1))
-    loader = job.loader(parts.data(44), batch_size=3, shuffle=True)
+def held(files: str, epochs: int = 3, at: tuple[int, ...] = (5, 6), frozen: tuple[int, ...] = ()) -> None:
+    """Ends these steps when a file of that name is there; a layer is frozen after the first of `frozen`, and trained
+    again after the second.
+    """
+    job, model, optimizer, loader = _with_momentum()
     for _ in job.epochs(epochs):
         for x, y in loader:
             job.backward(cross_entropy(model(x), y))
-            if job.step in (4, 5):
+            if job.step + 1 in at:
                 _await(Path(files, str(job.step + 1)))
             optimizer.step()
             optimizer.zero_grad()
+            if job.committed and job.step in frozen:
+                model[0].requires_grad_(job.step == frozen[1])
+
+
+def between(gate: str, order: str = "tree", leave_at: int = 0) -> None:
+    """Waits for a file after the first epoch, as for a long evaluation; one epoch may be left by `break`.
+
+    A byte is written to the file `GATE.reached` by everybody who waits.
+    """
+    job, model, optimizer, loader = _with_momentum(order)
+    for epoch in job.epochs(3):
+        for x, y in loader:
+            job.backward(cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            if job.committed and job.step == leave_at:
+                break
+        if epoch == 0:
+            with Path(f"{gate}.reached").open("ab") as file:
+                file.write(b".")
+            _await(Path(gate))
