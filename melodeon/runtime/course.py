@@ -81,7 +81,10 @@ class Course:
         self.beat.before_commit = self._before_commit
         self._strangers: RemovableHandle | None = None
         self.epoch = 0
+        self._asked_epochs = 0
+        """As the script says."""
         self._num_epochs: int | None = None
+        """And as the launcher allows; None: the script has not said yet."""
         self.lengths = (0, 0)  # steps in all and in an epoch, as far as they are known before
         self.prepared = False
         self.in_epochs = False
@@ -130,7 +133,8 @@ class Course:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`, or of the fewer that the launcher allows."""
-        count = self.limits.num_epochs(count)
+        self._asked_epochs = count
+        self._num_epochs = count = self.limits.num_epochs(count)
         self._prepare(count)
         self.in_epochs = True
         try:
@@ -369,7 +373,6 @@ class Course:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _prepare(self, num_epochs: int) -> None:
-        self._num_epochs = num_epochs
         self.lengths = self.limits.lengths(num_epochs, [loader.plan.steps_per_epoch for loader in self.loaders])
         if self.elastic is not None:
             self.elastic.tell_lengths()
@@ -382,8 +385,10 @@ class Course:
         self._prepare_batches()
         self.keeper.keep_for(self.launch)
         facts = {**self.settings.facts(), **self.facts, **self.batches.facts(), **wrapping.describe(self.parts)}
+        # No fact of the definition, since a run may be resumed for more; yet all must leave their loops at one step.
+        alike = {**facts, "job.epochs": self._asked_epochs}
         if self.elastic is None:
-            wrapping.check_same_definition(facts, self.group)
+            wrapping.check_same_definition(alike, self.group)
         self.engine.prepare(self.parts)
         self.keeper.definition = Definition(facts)
         self.journal.define(self.keeper.definition)
@@ -392,7 +397,7 @@ class Course:
             self.parts, lambda: self.beat.turn is not None, lambda: self.committed
         )
         if self.elastic is not None:
-            self.elastic.join(facts)
+            self.elastic.join(alike)
         else:
             self.resume(self.group)
             self._seat_loaders()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from melodeon.coord.failpoint import failpoint
 from melodeon.coord.lastwords import write_last_words
 from melodeon.coord.messages import Phase
-from melodeon.core.definition import Definition
+from melodeon.core.definition import Definition, Value
 from melodeon.core.errors import WorkerLost
 from melodeon.core.service import finite
 from melodeon.core.view import View
@@ -92,12 +92,12 @@ class Elastic:
         total, per_epoch = self._course.lengths
         self._link.post(urgent=False, total_steps=total, steps_per_epoch=per_epoch)
 
-    def join(self, definition: dict[str, Any]) -> None:
-        """The model is built: wait for a seat, and take it."""
+    def join(self, alike: Mapping[str, Value]) -> None:
+        """The model is built: wait for a seat, and take it. Only those get one for whom all of these are alike."""
         rehearse(self._course.engine.device)
         make_room(self._course.engine.working_bytes)
         self._link.post(
-            definition=Definition(definition).marks(),
+            definition=Definition(alike).marks(),
             virtual_workers=self._course.virtual_workers,
             keeps=self._course.keeps_checkpoints,
         )

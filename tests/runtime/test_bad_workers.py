@@ -38,6 +38,13 @@ from tests.runtime.loop.crew import Case, run
             2,
             "the job differs between workers: loader0 is '17 samples, batches of 2",
         ),
+        (
+            bad_cases.other_epochs,
+            (2, 2),
+            {},
+            2,
+            "the job differs between workers: job.epochs is 2 on worker 1 and 1 on worker 0",
+        ),
         (bad_cases.drifts, (2, 2), {}, 6, "after step 2 worker 1 has another state than worker 0"),
         (bad_cases.fails, (2, 2), {}, 1, "the script's own mistake"),
     ],
@@ -82,7 +89,7 @@ def run_with_agents(script: str, workers: int, tmp_path: Path) -> "subprocess.Co
     path.write_text(script)
     command = [sys.executable, "-m", "melodeon", "run", "--workers", str(workers)]
     command += ["--runs-root", str(tmp_path / "runs"), str(path)]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_more_workers_than_virtual_workers(tmp_path: Path) -> None:
@@ -110,6 +117,14 @@ def test_a_dataset_that_differs_is_found_where_workers_have_agents(tmp_path: Pat
     ended = run_with_agents(f"import os\n{other}", 2, tmp_path)
     assert ended.returncode == 1
     assert "has another loader0 than the workers before it" in ended.stderr
+
+
+def test_a_number_of_epochs_that_differs_is_found_where_workers_have_agents(tmp_path: Path) -> None:
+    """Whoever has fewer would leave the others alone in the middle of a step."""
+    other = RAISES.replace("job.epochs(1)", "job.epochs(1 + os.getpid() % 64)")
+    ended = run_with_agents(f"import os\n{other}", 2, tmp_path)
+    assert ended.returncode == 1
+    assert "has another job.epochs than the workers before it" in ended.stderr
 
 
 RAISES = """

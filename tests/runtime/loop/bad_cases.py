@@ -62,6 +62,15 @@ def other_length() -> None:
         pass
 
 
+def other_epochs() -> None:
+    """Worker 1 has an epoch more."""
+    job = melodeon.join(virtual_workers=4, seed=1)
+    model = nn.Linear(parts.FEATURES, parts.CLASSES)
+    job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in job.epochs(1 + job.worker):
+        pass
+
+
 def other_shape() -> None:
     """Worker 1 has a layer more."""
     job = melodeon.join(virtual_workers=4, seed=1)
