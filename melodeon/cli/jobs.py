@@ -32,11 +32,12 @@ from melodeon.cli.job import (
     wants_json,
 )
 from melodeon.cli.output import print_json, print_table
-from melodeon.core.errors import MelodeonError, NotFound, UsageError
+from melodeon.core.errors import MelodeonError, NotFound, Unreachable, UsageError
 from melodeon.viz.timeline import whole
 from melodeon.viz.words import counted
 
 if TYPE_CHECKING:
+    from melodeon.coord.client import JobHandle
     from melodeon.coord.messages import Answer
     from melodeon.coord.registry import Entry
     from melodeon.core.service import JobInfo
@@ -303,7 +304,7 @@ def _ask_to_stop(entry: "Entry") -> str:
     handle = JobHandle(entry)
     said = ""
     with contextlib.suppress(NotFound):  # it has come to its end meanwhile, or somebody else has stopped it
-        answer = waited(handle, handle.stop)
+        answer = waited(handle, lambda: _stopped(handle))
         said = answer.text if answer.values.get("outcome") else ""  # else it was stopping already
     if not _ended(entry, ENDS_S):
         raise MelodeonError(
@@ -312,6 +313,14 @@ def _ask_to_stop(entry: "Entry") -> str:
         )
     record = read_json(Path(entry.run_dir) / "run.json")
     return said or ("lost" if is_lost(record) else str(record.get("status")))
+
+
+def _stopped(handle: "JobHandle") -> "Answer":
+    """The answer to a wish to stop; one that comes at no boundary of a step is not waited for without end."""
+    try:
+        return handle.ask("stop", timeout_s=ENDS_S)
+    except Unreachable as silent:
+        raise Unreachable(f"{silent}; end it at once by `melodeon stop --now {handle.id}`") from None
 
 
 def _kill(entry: "Entry") -> None:

@@ -149,6 +149,8 @@ def describe(event: Event, total: object) -> str | None:
             return f"step {step}{of} {format_metrics(event.get('metrics'))}".rstrip()
         case "note":
             return str(event.get("text"))
+        case "restart":
+            return f"all workers were lost, the job starts again: {event.get('why')}"
         case "checkpoint":
             return f"checkpoint of step {step}: {event.get('path')}"
         case _:

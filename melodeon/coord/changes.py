@@ -6,7 +6,7 @@ middle therefore needs no special case: when the survivors have regrouped, the r
 
 from collections.abc import Callable
 
-from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn
+from melodeon.coord.master_state import Change, JobPhase, MasterState, Stage, Turn, WorkerInfo
 from melodeon.coord.messages import Phase
 from melodeon.coord.placing import begin_place, is_placed, lose_newcomer, pursue_place, stay
 from melodeon.coord.profiling import drop_profile
@@ -75,7 +75,7 @@ def _begin(turn: Turn, change: Change) -> None:
     if refusal and state.current is not None:
         change.notes.append(refusal)
         _drop_newcomers(turn, change)
-        finish(turn, change, ok=False)
+        finish(turn, change, ok=False, refused=True)
     elif not refusal and change.what in SIZERS and state.profile is not None and state.profile.back_to:
         _interrupt_profile(turn, change)
 
@@ -144,7 +144,7 @@ def _is_fulfilled(state: MasterState, change: Change) -> bool:
     return change.what not in ("scale_out", "scale") or not change.notes
 
 
-def finish(turn: Turn, change: Change, *, ok: bool) -> None:
+def finish(turn: Turn, change: Change, *, ok: bool, refused: bool = False) -> None:
     """The change is over; its ask is answered now, or with the pauses of the view that it ended with."""
     state = turn.state
     turn.move_change(change, Stage.OVER)
@@ -155,7 +155,7 @@ def finish(turn: Turn, change: Change, *, ok: bool) -> None:
         if notes and change.views:
             notes += f" The job has {counted(size, 'worker')}."
         turn.record("change_failed", what=change.what, reason=change.reason, text=notes)
-        turn.answer(change.ask, False, notes or f"{change.what} could not be done")
+        turn.answer(change.ask, False, notes or f"{change.what} could not be done", failed=not refused)
         return
     text = f"{change.reason}: the job has {counted(size, 'worker')}." + (f" {notes}" if notes else "")
     if state.switch is not None and change.ask and change.views:
@@ -173,7 +173,7 @@ def cancel(turn: Turn, why: str) -> None:
         change.notes.append(why)
         _drop_newcomers(turn, change)
         turn.move_change(change, Stage.OVER)
-        turn.answer(change.ask, False, why)
+        turn.answer(change.ask, False, why, failed=True)
 
 
 def stand_aside(turn: Turn) -> None:
@@ -199,7 +199,7 @@ def supersede(turn: Turn, newer: Change) -> None:
         change.adding = [worker for worker in change.adding if worker not in newer.adding]
         _drop_newcomers(turn, change)
         turn.move_change(change, Stage.OVER)
-        turn.answer(change.ask, False, "a newer wish about the job's slots has taken its place")
+        turn.answer(change.ask, False, "a newer wish about the job's slots has taken its place", failed=True)
 
 
 def _drop_newcomers(turn: Turn, change: Change) -> None:
@@ -218,7 +218,15 @@ def _forget_lost(turn: Turn, change: Change) -> None:
             change.adding.remove(worker)
             change.notes.append(f"New worker {worker} had to give its device back.")
         elif info is None or info.phase is Phase.GONE:
-            do_without(turn, change, worker, (info.error if info else "") or "it was lost before it had a seat")
+            do_without(turn, change, worker, _how_lost(turn.state, info))
+
+
+def _how_lost(state: MasterState, info: WorkerInfo | None) -> str:
+    if info is None or not info.error:
+        return "it was lost before it had a seat"
+    code = f"exit code {info.exit_code}"
+    where = f", and `melodeon logs {state.config.job} --worker {info.worker}` shows why"
+    return f"{info.error}{where if info.error.endswith(code) else ''}"
 
 
 def do_without(turn: Turn, change: Change, worker: int, how: str) -> None:

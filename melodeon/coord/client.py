@@ -19,7 +19,7 @@ from melodeon.coord import registry
 from melodeon.coord.lines import Line, Watch
 from melodeon.coord.messages import Answer, Ask
 from melodeon.coord.wire import Frames, pack
-from melodeon.core.errors import NotFound, Unreachable, UsageError
+from melodeon.core.errors import MelodeonError, NotFound, Unreachable, UsageError
 
 UNREACHABLE_S = 15.0
 """How long all agents may be away: restarts and a change of the master are over by then."""
@@ -65,9 +65,9 @@ class JobHandle:
     def scale_in(self, n: int | None = None, workers: Sequence[int] | None = None) -> Answer:
         """Have `n` workers fewer (1 by default), or let the named ones go."""
         if n is not None and workers is not None:
-            raise UsageError(f"n={n} and workers={list(workers)} were both given: name a number or the workers")
+            raise UsageError(f"n={n} and workers={workers} were both given: name a number or the workers")
         if workers is not None:
-            return self.ask("scale_in", {"workers": list(workers)})
+            return self.ask("scale_in", {"workers": _plain(workers)})
         return self.ask("scale_in", {"n": 1 if n is None else n})
 
     def migrate(self, worker: int | None = None, to: str | None = None) -> Answer:
@@ -76,7 +76,8 @@ class JobHandle:
 
     def place(self, slots: Mapping[str, Sequence[int]]) -> Answer:
         """Have one worker on each of these device slots, by agent, and none elsewhere."""
-        return self.ask("place", {"slots": {agent: list(some) for agent, some in slots.items()}})
+        plain = {agent: _plain(some) for agent, some in slots.items()} if isinstance(slots, Mapping) else slots
+        return self.ask("place", {"slots": plain})
 
     def profile(self, min: int, max: int) -> Answer:  # noqa: A002 - the words of the command
         """Measure steps per second at the sizes from `min` to `max`; the job goes on meanwhile."""
@@ -108,7 +109,9 @@ class JobHandle:
                 calls.wait(time.monotonic() + every_s)
 
     def ask(self, what: str, values: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> Answer:
-        """Say a wish until it is answered. Raises UsageError if it is refused, Unreachable if nobody is there."""
+        """Say a wish until it is answered. Raises UsageError if it is refused, MelodeonError if it could not be done,
+        Unreachable if nobody is there.
+        """
         ask = Ask(
             id=secrets.token_hex(8),
             what=what,
@@ -131,7 +134,7 @@ class JobHandle:
                 if answer is not None:
                     self._first = calls.index
                     if not answer.ok:
-                        raise UsageError(answer.text)
+                        raise MelodeonError(answer.text) if answer.failed else UsageError(answer.text)
                     return answer
                 now = time.monotonic()
                 seen = now if calls.is_connected else seen
@@ -145,6 +148,11 @@ class JobHandle:
 
     def _is_running(self) -> bool:
         return registry.is_listed(self._entry)
+
+
+def _plain(some: object) -> object:
+    """As the wire takes it; what is no row of numbers goes as it is, and the job says what is wrong with it."""
+    return list(some) if isinstance(some, Sequence | range) and not isinstance(some, str) else some
 
 
 class _Calls:

@@ -18,7 +18,7 @@ def end_job(turn: Turn, outcome: str, text: str, digest: str = "") -> None:
     tell_switch(turn, at_once=True)
     drop_profile(turn, f"the job has ended ({outcome})")
     for ask in state.checkpoint_asks:
-        turn.answer(ask, False, f"the job has ended ({outcome}) before the checkpoint was written")
+        turn.answer(ask, False, f"the job has ended ({outcome}) before the checkpoint was written", failed=True)
     state.checkpoint_asks = {}
     tell_end(turn, state.stop_ask)
     state.torn, state.owed = "", 0
@@ -30,7 +30,8 @@ def end_job(turn: Turn, outcome: str, text: str, digest: str = "") -> None:
 def tell_end(turn: Turn, ask: str) -> None:
     """Answer who wanted the job to end: before it did, or in the moment in which it is still found."""
     state = turn.state
-    turn.answer(ask, state.outcome != "failed", state.text, outcome=state.outcome, digest=state.digest)
+    ok = state.outcome != "failed"
+    turn.answer(ask, ok, state.text, failed=True, outcome=state.outcome, digest=state.digest)
 
 
 def judge_errors(turn: Turn) -> None:

@@ -319,11 +319,11 @@ class Turn(msgspec.Struct):
         self.records.append(Record(kind=kind, values=values))
         self.dirty = True
 
-    def answer(self, ask: str, ok: bool, text: str, **values: Any) -> None:
+    def answer(self, ask: str, ok: bool, text: str, *, failed: bool = False, **values: Any) -> None:
         """Answer an ask, and remember the answer in case it is asked again."""
         if not ask or ask in self.state.answers:
             return
-        answer = Answer(id=ask, ok=ok, text=text, values=values)
+        answer = Answer(id=ask, ok=ok, text=text, values=values, failed=failed and not ok)
         self.answers.append(answer)
         self.state.answers[ask] = answer
         while len(self.state.answers) > ANSWERS_KEPT:

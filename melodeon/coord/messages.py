@@ -151,6 +151,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     text: str
     """One sentence."""
     values: dict[str, Any] = {}
+    failed: bool = False
+    """Where it is not ok: it was tried, or was to be. Else it was refused, and nothing has changed."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

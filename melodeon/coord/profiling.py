@@ -85,7 +85,7 @@ def drop_profile(turn: Turn, why: str) -> None:
         return
     turn.state.profile = None
     so_far = f"; {_figures(profile)}" if profile.rates else ""
-    turn.answer(profile.ask, False, f"the profile was interrupted: {why}{so_far}", rates=_rates(profile))
+    turn.answer(profile.ask, False, f"the profile was interrupted: {why}{so_far}", failed=True, rates=_rates(profile))
 
 
 def _lost(state: MasterState, profile: Profile) -> bool:
@@ -148,7 +148,7 @@ def _end(turn: Turn, profile: Profile) -> None:
 def _tell(turn: Turn, profile: Profile) -> None:
     turn.state.profile = None
     text = _figures(profile) if profile.rates else "no size could be measured: ask for sizes that fit"
-    turn.answer(profile.ask, bool(profile.rates), text, rates=_rates(profile))
+    turn.answer(profile.ask, bool(profile.rates), text, failed=True, rates=_rates(profile))
 
 
 def _figures(profile: Profile) -> str:

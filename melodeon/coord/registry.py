@@ -165,7 +165,8 @@ def find(job: str | Path | None = None) -> Entry:
     if job is None or job == NEWEST:
         return running[-1]
     text = str(job)
-    exact = [entry for entry in running if text == entry.id or Path(text).resolve() == Path(entry.run_dir)]
+    folder = Path(text.replace("\0", "")).resolve()  # no path has one, and none may be asked for
+    exact = [entry for entry in running if text == entry.id or folder == Path(entry.run_dir)]
     matching = exact or [entry for entry in running if entry.id.startswith(text)]
     if len(matching) == 1:
         return matching[0]

@@ -55,3 +55,9 @@ def test_the_bar_shows_steps_and_keeps_output_above_it(monkeypatch: pytest.Monke
     assert "the script [says] this" in screen.getvalue()
     assert "7/10" in screen.getvalue()
     assert "loss 0.5" in screen.getvalue()
+
+
+def test_a_job_that_starts_again_says_so() -> None:
+    lost = {"kind": "restart", "why": "worker 0 was ended by SIGKILL"}
+    text = "all workers were lost, the job starts again: worker 0 was ended by SIGKILL"
+    assert describe(lost, 10) == text

@@ -296,6 +296,18 @@ def test_who_stops_a_job_that_another_has_stopped_hears_how_it_ended(
     assert (code, out.splitlines()[0]) == (0, "done    job one has ended: stopped")
 
 
+def test_stop_does_not_wait_without_end_for_a_job_that_makes_no_step(
+    place: Path, melodeon: Melodeon, launcher: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("melodeon.cli.jobs.ENDS_S", 0.5)
+    with job(place, "one", pid=launcher.pid) as agent:
+        agent.reply = lambda ask: None
+        code, _, err = melodeon("stop")
+    assert code == 5
+    assert "job one has not answered 'stop' for" in err
+    assert "; end it at once by `melodeon stop --now one`" in err
+
+
 def test_stop_now_ends_the_launcher(place: Path, melodeon: Melodeon, launcher: "subprocess.Popen[str]") -> None:
     with job(place, "one", pid=launcher.pid) as agent:
         assert json.loads(melodeon("stop", "--now", "-o", "json")[1])["text"] == "job one has ended: killed"

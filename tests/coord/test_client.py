@@ -6,6 +6,7 @@ import socket
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -217,6 +218,27 @@ def test_a_name_that_no_message_can_hold_is_refused_before_it_is_sent() -> None:
     for wish in (lambda: handle.scale_out(1, on=typed), lambda: handle.migrate(to=typed)):
         with pytest.raises(UsageError, match=r"'n\\udcff'.* holds a name that nobody can read: give it in UTF-8"):
             wish()
+
+
+def test_wishes_of_other_kinds_than_they_need_are_refused_by_the_job(tmp_path: Path) -> None:
+    with Running(tmp_path, workers=1) as job:
+        job.wait_for_view(0)
+        odd: Any = job.handle
+        for wish, words in (
+            (lambda: odd.place([1]), r"slots=\[1\] must name slots by agent"),
+            (lambda: odd.place(None), "slots=None must name slots by agent"),
+            (lambda: odd.place({"node0": 3}), "slots of 'node0' are 3: they must be a list of numbers"),
+            (lambda: odd.place({"node0": "01"}), "slots of 'node0' are '01': they must be a list of numbers"),
+            (lambda: odd.scale_in(workers=3), "workers=3 must be a list of whole numbers"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                wish()
+
+
+def test_a_name_that_no_file_can_have_is_nobodys() -> None:
+    registry.write(entry("mine"))
+    with pytest.raises(NotFound, match="did you mean mine"):
+        client.connect("a\0b")
 
 
 def test_a_number_that_was_given_again_is_nobody() -> None:

@@ -271,6 +271,19 @@ def test_a_restart_whose_replacement_is_not_needed_any_more_is_there_for_a_later
     assert (bench.state.wanted, bench.state.restarts_left) == (2, 0)
 
 
+def test_a_change_that_could_not_be_carried_out_is_told_from_one_that_is_refused() -> None:
+    bench = job(1)
+    bench.ask("scale", id="refused", n=9)
+    bench.ask("scale_out", id="failed", n=1)
+    bench.gone(1, error="worker 1 ended with exit code 1", exit_code=1)
+    bench.ask("profile", id="interrupted", min=1, max=2)
+    bench.ask("scale", n=2)
+    failed = {name: answer.failed for name, answer in bench.answers.items() if not answer.ok}
+    assert failed == {"refused": False, "failed": True, "interrupted": True}
+    text = "New worker 1 could not join: worker 1 ended with exit code 1, and `melodeon logs j --worker 1` shows why."
+    assert bench.answers["failed"].text == text
+
+
 def test_a_newcomer_with_another_definition_is_refused() -> None:
     bench = job(1)
     bench.ask("scale_out", id="x", n=1)
