@@ -90,14 +90,18 @@ class Checks:
                 self.fail("no committed step is lost", f"worker {worker.worker} has {worker.step}, view has {start}")
 
     def released(self, worker: "Worker") -> None:
-        """A leaver ends: all who stay must have entered."""
-        view = worker.member.view
-        assert view is not None
-        for seat in view.seats:
-            other = self.world.workers[seat.worker]
-            entered = other.member.entered >= view.generation
-            self.expect(entered or not other.up, "released when all have entered", f"{seat.worker} has not")
-        self.expect(view.rank_of(worker.worker) is None, "only leavers are released", f"worker {worker.worker} trains")
+        """A leaver ends: all must have entered a view that has no seat for it, the one that it knows or a later one."""
+        known = worker.member.view
+        assert known is not None
+        without = [self.views[number] for number in range(known.generation, self.newest + 1) if number in self.views]
+        without = [view for view in without if view.rank_of(worker.worker) is None]
+        entered = any(all(self._has_entered(seat.worker, view) for seat in view.seats) for view in without)
+        self.expect(entered, "released when all have entered", f"worker {worker.worker} of {known}")
+        self.expect(known.rank_of(worker.worker) is None, "only leavers are released", f"worker {worker.worker} trains")
+
+    def _has_entered(self, worker: int, view: View) -> bool:
+        other = self.world.workers[worker]
+        return other.member.entered >= view.generation or not other.up
 
     def stored(self, outcome: Outcome, state: MasterState) -> None:
         """A master's state was written: what follows from it may be seen."""

@@ -194,7 +194,10 @@ class Worker(Node):
         self.phase = Phase.MEMBER
         self.pause_s, self.busy_s = 0.0, ()
         self.say()
-        self._compute()
+        if self.world.last_step is not None and self.step >= self.world.last_step:
+            self._end()  # the state was that of the end, the checkpoint's for example
+        else:
+            self._compute()
 
     def _compute(self) -> None:
         self.waiting_since = None
@@ -237,10 +240,7 @@ class Worker(Node):
             self.written = self.member.checkpoint
             world.checkpoint = max(world.checkpoint, (self.step, self.digest))
         if world.is_last(step) or any(stop for _, _, stop, _ in shared.values()):
-            self.phase = Phase.DONE
-            self.waiting_since = None
-            self.say()
-            world.clock.after(0.05, self, self._exit, 0)
+            self._end()
             return
         view = self.member.agreed(min(armed for armed, _, _, _ in shared.values()))
         if view is None:
@@ -248,6 +248,13 @@ class Worker(Node):
             self._compute()
             return
         self._begin_agreed(view)
+
+    def _end(self) -> None:
+        """It has trained to the end."""
+        self.phase = Phase.DONE
+        self.waiting_since = None
+        self.say()
+        self.world.clock.after(0.05, self, self._exit, 0)
 
     def _begin_agreed(self, view: View) -> None:
         self.say()
