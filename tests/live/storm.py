@@ -1,6 +1,7 @@
 """A seeded storm: faults and resizes at random steps; at the end every step has the state of an undisturbed run.
 
     python -m tests.live.storm --seed 0 --faults 40 --steps 600
+    python -m tests.live.storm --order ddp --rest 0.3 --leave-every 6       # strikes between epochs, too
 
 The same seed draws the same faults at the same steps; when exactly within a step each one strikes is the machine's.
 """
@@ -78,15 +79,29 @@ class Storm:
 
 
 def storm(
-    folder: Path, seed: int, faults: int, steps: int, order: str = "tree", pace_s: float = PACE_S, say: bool = False
+    folder: Path,
+    seed: int,
+    faults: int,
+    steps: int,
+    order: str = "tree",
+    *,
+    pace_s: float = PACE_S,
+    rest_s: float = 0.0,
+    leave_every: int = 0,
+    say: bool = False,
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """Run it: the receipt of the job, and that of an undisturbed one. Fails where the job was over before the storm."""
-    epochs = -(-steps // STEPS_PER_EPOCH)
-    expected = undisturbed(folder, "--epochs", str(epochs), "--order", order, limit_s=60 + steps / 20)
-    arguments = ("--epochs", str(epochs), "--order", order, "--pace", str(pace_s))
+    """Run it: the receipt of the job, and that of an undisturbed one. Fails where the job was over before the storm.
+
+    `rest_s` lie between two epochs; with `leave_every` each is left by `break` after so many steps.
+    """
+    epochs = -(-steps // (leave_every or STEPS_PER_EPOCH))
+    loop = ("--epochs", str(epochs), "--order", order, "--leave-every", str(leave_every))
+    expected = undisturbed(folder, *loop, limit_s=60 + steps / 20)
+    arguments = (*loop, "--pace", str(pace_s), "--rest", str(rest_s))
     with System(folder, "storm", *arguments, workers=2, restarts=10_000, straggler_factor=0.0) as system:
         struck = weather(seed, faults, steps)
-        return weathered(system, Storm(system).strike, struck, steps=steps, pace_s=pace_s, say=say), expected
+        slowest_s = pace_s + rest_s / (leave_every or STEPS_PER_EPOCH) / VIRTUAL_WORKERS
+        return weathered(system, Storm(system).strike, struck, steps=steps, pace_s=slowest_s, say=say), expected
 
 
 def weathered(
@@ -119,11 +134,21 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--order", default="tree")
     parser.add_argument("--pace", type=float, default=PACE_S, help="more on a busy machine, so that all faults strike")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds between two epochs")
+    parser.add_argument("--leave-every", type=int, default=0, help="steps after which an epoch is left by `break`")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         receipt, expected = storm(
-            Path(folder), options.seed, options.faults, options.steps, options.order, options.pace, say=True
+            Path(folder),
+            options.seed,
+            options.faults,
+            options.steps,
+            options.order,
+            pace_s=options.pace,
+            rest_s=options.rest,
+            leave_every=options.leave_every,
+            say=True,
         )
     seconds = time.monotonic() - began
     differs = next((step for step in expected if receipt.get(step) != expected[step]), None)

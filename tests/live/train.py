@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import threading
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--order", default="tree")
 parser.add_argument("--pace", type=float, default=0.0, help="seconds that each virtual worker takes at least")
+parser.add_argument("--rest", type=float, default=0.0, help="seconds between two epochs, as an evaluation takes them")
+parser.add_argument("--leave-every", type=int, default=0, help="leave the loop by `break` whenever so many are done")
 parser.add_argument("--slow", default="", help="WORKER:SECONDS: this worker takes so much longer for each part")
 parser.add_argument("--checkpoints", default="")
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
@@ -48,4 +51,5 @@ hurry = Path(launch.run_dir or ".", "hurry")  # made by a test that waits for no
 pace_s = options.pace + (float(slow_s) if slow_worker and number == int(slow_worker) else 0.0)
 for _ in job.epochs(options.epochs):
     left_s = 0.0 if hurry.exists() else pace_s
-    parts.run_epoch(job, loader, model, optimizer, by_step, pace_s=left_s, features=12)
+    parts.run_epoch(job, loader, model, optimizer, by_step, pace_s=left_s, features=12, leave_every=options.leave_every)
+    threading.Event().wait(options.rest)
