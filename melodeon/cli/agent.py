@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from melodeon.cli.options import MOST
 from melodeon.cli.output import print_json, print_titled, said_to
 from melodeon.core.errors import UsageError
 from melodeon.core.text import counted
@@ -21,7 +22,9 @@ INDENT = 8
 
 def agent(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's folder, which both machines see.")],
-    slots: Annotated[int | None, typer.Option(min=1, help="Workers that fit here; its GPUs or cores.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Workers that fit here; its GPUs or cores.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="This node's name in the job; the host's by default.")] = None,
     address: Annotated[str | None, typer.Option(help="Where other machines reach this one.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,

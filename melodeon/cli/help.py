@@ -188,8 +188,9 @@ def _with_type(name: str) -> str:
 
 
 def _without_range(text: str) -> str:
-    """A number that is too small is refused with the rule; in help it would be in the way."""
-    return re.sub(r"; x>=[\d.]+\]$", "]", re.sub(r"  \[x>=[\d.]+\]$", "", text))
+    """A number that is too small or too large is refused with the rule; in help it would be in the way."""
+    limits = r"([\d.]+<=)?x([<>]=[\d.]+)?"
+    return re.sub(rf"; {limits}\]$", "]", re.sub(rf"  \[{limits}\]$", "", text))
 
 
 def _unbroken(text: str) -> str:

@@ -31,6 +31,7 @@ from melodeon.cli.job import (
     require_own,
     wants_json,
 )
+from melodeon.cli.options import MOST
 from melodeon.cli.output import print_json, print_table
 from melodeon.core.errors import MelodeonError, NotFound, Unreachable, UsageError
 from melodeon.viz.timeline import whole
@@ -48,8 +49,6 @@ ENDS_S = 60.0
 """How long a job may take to end after it has agreed to stop: a step, a checkpoint, and leaving."""
 KILLED_S = 20.0
 """The same for `--now`: the launcher kills what still runs."""
-MOST = 1_000_000
-"""A number of workers beyond this was not meant."""
 WORTH = 1.05
 """More workers must make the job at least this much faster to be recommended."""
 

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+MOST = 1_000_000
+"""Workers, slots, agents or restarts: more than these were not meant, and far more would not fit a message."""
+
 Deadline = Annotated[str | None, typer.Option(metavar="6h|DATE|none", help="By when; none: best effort.")]
 OnMiss = Annotated[str | None, typer.Option(metavar="reject|soft", help="soft: admitted even if late.")]
 Priority = Annotated[float | None, typer.Option(help="Its weight among others; 1 by default.")]

@@ -13,7 +13,7 @@ import typer
 
 from melodeon.backends.runs import Report, Request, perform
 from melodeon.cli.batches import read_curves, read_history
-from melodeon.cli.options import Args, Determinism, Epochs, Order, Script, Steps, Threads, Until
+from melodeon.cli.options import MOST, Args, Determinism, Epochs, Order, Script, Steps, Threads, Until
 from melodeon.cli.output import print_json, said_to
 from melodeon.cli.progress import choose
 from melodeon.cli.training import checked_launch, explain_failure
@@ -49,7 +49,7 @@ class Where(NamedTuple):
 def run(
     script: Script,
     args: Args = None,
-    workers: Annotated[int | None, typer.Option(help="How many worker processes; 1 by default.")] = None,
+    workers: Annotated[int | None, typer.Option(max=MOST, help="How many worker processes; 1 by default.")] = None,
     assignment: Annotated[str | None, typer.Option(help="Virtual workers per worker, like 3,1,4.")] = None,
     determinism: Determinism = None,
     threads: Threads = None,
@@ -61,8 +61,8 @@ def run(
     record_ops: Annotated[bool, typer.Option("--record-ops", help="Record every operator, for `diff`.")] = False,
     record_states: Annotated[bool, typer.Option("--record-states", help="Record every tensor's digest.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Without agents: a fixed set of workers.")] = False,
-    restarts: Annotated[int, typer.Option(min=0, help="How many lost workers to replace.")] = 3,
-    agents: Annotated[int, typer.Option(min=1, help="Agents on this machine; each plays a node.")] = 1,
+    restarts: Annotated[int, typer.Option(min=0, max=MOST, help="How many lost workers to replace.")] = 3,
+    agents: Annotated[int, typer.Option(min=1, max=MOST, help="Agents on this machine; each plays a node.")] = 1,
     listen: Annotated[str | None, typer.Option(help="This machine's address, for other machines' agents.")] = None,
     store: Annotated[str | None, typer.Option(help="etcd's URL, as the coordination store.")] = None,
     straggler: Annotated[float, typer.Option(min=0, help="So much slower than the others is slow; 0: off.")] = 1.5,

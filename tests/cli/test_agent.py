@@ -16,6 +16,7 @@ from tests.cli.conftest import Melodeon
         (["nowhere"], 4, "nowhere is no run with agents: give the folder of a run"),
         (["nowhere", "--name", "../node0"], 2, "--name '../node0' is no name of a node: give letters, digits"),
         (["nowhere", "--slots", "0"], 2, "--slots"),
+        (["nowhere", "--slots", "9" * 20], 2, f"--slots {'9' * 20} cannot be: it must be less"),
     ],
 )
 def test_mistakes_have_a_sentence(place: Path, melodeon: Melodeon, args: list[str], code: int, sentence: str) -> None:

@@ -154,6 +154,9 @@ def test_when_workers_are_slow_or_replaced_is_a_choice(
         (["--assignment", "3,0", "train.py"], 2, "at least 1 virtual worker"),
         (["--assignment", "3,1", "--workers", "3", "train.py"], 2, "disagree (2 workers): give only one"),
         (["--workers", "0", "train.py"], 2, "--workers 0 cannot run anything"),
+        (["--workers", "9" * 20, "train.py"], 2, f"--workers {'9' * 20} cannot be: it must be less than or equal to"),
+        (["--agents", "9" * 20, "train.py"], 2, f"--agents {'9' * 20} cannot be: it must be less than or equal to"),
+        (["--restarts", "9" * 20, "train.py"], 2, f"--restarts {'9' * 20} cannot be: it must be less than or equal to"),
         (["--order", "dpd", "train.py"], 2, "order 'dpd' is not one of tree, ddp: did you mean ddp?"),
         (["--determinism", "D9", "train.py"], 2, "determinism 'D9' is not one of D0, D1, D2"),
         (["--determinism", "", "train.py"], 2, "determinism '' is not one of D0, D1, D2"),  # "$LEVEL", and none was set
