@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from melodeon.cli.cluster import RESTART_S, complete_cluster, connect, print_value
+from melodeon.cli.follow import last_of
 from melodeon.cli.job import Output, wants_json
 from melodeon.cli.output import mute, print_titled
 from melodeon.core.errors import UsageError
@@ -54,7 +55,7 @@ def events(
 
 def _newest(cluster: "Cluster", job: str | None, after: int, keep: int | None) -> "tuple[int, deque[EventInfo]]":
     """The last events after a number, and the number to go on from."""
-    found: deque[EventInfo] = deque(maxlen=keep)
+    found: deque[EventInfo] = last_of((), keep)
     while page := cluster.events(after, job=job, limit=PAGE):
         found.extend(page)
         after = page[-1].seq

@@ -7,15 +7,19 @@ selector, and so is not missed by a moment. The last look is after that end: not
 import contextlib
 import os
 import selectors
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 FOLLOW_S = 0.2
 """How often files are looked at."""
 
 PIECE_BYTES = 1 << 20
 """How much of a file is read at once."""
+
+T = TypeVar("T")
 
 
 class Tail:
@@ -36,7 +40,7 @@ class Tail:
         """The same one by one, of a file that may not fit the memory."""
         found = self._new(last=last)
         if self._keep is not None:
-            found = iter(deque(found, maxlen=self._keep))
+            found = iter(last_of(found, self._keep))
             self._keep = None
         yield from found
 
@@ -60,12 +64,18 @@ class Tail:
                 yield piece
 
 
+def last_of(items: Iterable[T], keep: int | None) -> deque[T]:
+    """The last so many, or all; a number above any that a queue can count means all."""
+    return deque(items, maxlen=None if keep is None else min(keep, sys.maxsize))
+
+
 def ticks(is_over: Callable[[], bool], pid: int | None, interval_s: float = FOLLOW_S) -> Iterator[bool]:
     """True again and again, and at last False once: when process `pid` has ended, or `is_over` says so."""
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         if pid is not None and hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
+            # A damaged file may name a process of a number that none can have.
+            with contextlib.suppress(OSError, OverflowError):
                 ended = os.pidfd_open(pid)
                 stack.callback(os.close, ended)
                 selector.register(ended, selectors.EVENT_READ)

@@ -22,6 +22,7 @@ from melodeon.cli.job import (
     wants_json,
 )
 from melodeon.cli.logs_cluster import show_logs
+from melodeon.cli.options import MOST
 from melodeon.cli.output import mute, print_json
 from melodeon.core.errors import NotFound, UsageError
 from melodeon.core.text import harmless as harmless
@@ -86,8 +87,8 @@ def log_files(folder: Path, worker: int | None) -> dict[int, dict[str, Path]]:
 def _wanted(worker: str) -> int | None:
     if worker == "all":
         return None
-    if not (worker.isascii() and worker.isdigit()):
-        raise UsageError(f"--worker {worker} is no worker: give its number, such as 0, or all")
+    if not (worker.isascii() and worker.isdigit()) or len(worker) > len(str(MOST)):
+        raise UsageError(f"--worker {worker!r} is no worker: give its number, such as 0, or all")
     return int(worker)
 
 

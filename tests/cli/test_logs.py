@@ -51,6 +51,7 @@ def test_tail_keeps_the_last_lines_of_each(place: Path, melodeon: Melodeon) -> N
     ended(place, "a", w0="1\n2\n3\n", w1="4\n")
     assert melodeon("logs", "--tail", "2")[1] == "[worker 0] 2\n[worker 0] 3\n[worker 1] 4\n"
     assert melodeon("logs", "--tail", "0") == (0, "", "")
+    assert melodeon("logs", "--tail", "9" * 23) == melodeon("logs"), "all there are"
 
 
 def test_mistakes(place: Path, melodeon: Melodeon) -> None:
@@ -61,7 +62,9 @@ def test_mistakes(place: Path, melodeon: Melodeon) -> None:
         (["a"], 4, "could be any of a1, a2"),
         (["b"], 4, "'b' is no run under .melodeon/runs, and job 'b' is not there"),
         (["a1", "--worker", "7"], 4, "run a1 has no log of worker 7: it has logs of workers 0"),
-        (["a1", "--worker", "x"], 2, "--worker x is no worker"),
+        (["a1", "--worker", "x"], 2, "--worker 'x' is no worker"),
+        (["a1", "--worker", ""], 2, "--worker '' is no worker"),
+        (["a1", "--worker", "9" * 5000], 2, "is no worker"),
         (["a1", "--tail", "-1"], 2, "--tail -1 is no number of lines"),
     ]:
         found, _, err = melodeon("logs", *args)
@@ -127,6 +130,16 @@ def test_follow_ends_at_once_where_the_launcher_was_killed_before(place: Path) -
         (run / "run.json").write_text(json.dumps({"status": "running", **record}))
         done = subprocess.run([*COMMAND, "-f", "lost"], capture_output=True, text=True, timeout=30, check=False)
         assert (done.returncode, done.stdout) == (0, "[worker 0] line\n")
+
+
+@pytest.mark.parametrize("options", [[], ["-f"]])
+def test_a_launchers_number_that_no_process_can_have_is_nobodys(
+    place: Path, melodeon: Melodeon, options: list[str]
+) -> None:
+    run = ended(place, "damaged", w0="line\n")
+    (run / "run.json").write_text(json.dumps({"status": "running", "pid": 2**32}))
+    mark = "[worker 0] " if options else ""
+    assert melodeon("logs", "damaged", *options) == (0, f"{mark}line\n", "")
 
 
 def test_a_reader_that_leaves_ends_it_quietly(place: Path) -> None:
