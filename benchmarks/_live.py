@@ -175,18 +175,9 @@ class Job:
         self.logs.mkdir(parents=True)
         self._said = (folder / f"{self.name}.log").open("w+b")
         os.environ["XDG_RUNTIME_DIR"] = str(folder)  # where a handle finds the job
-        options = [
-            "--runs-root",
-            str(folder),
-            "--name",
-            self.name,
-            "--threads",
-            "1",
-            "--quiet",
-            "--straggler",
-            "0",
-            *run,
-        ]
+        options = ["--runs-root", str(folder), "--name", self.name, "--threads", "1", "--quiet"]
+        options += [] if "--static" in run else ["--straggler", "0"]  # without agents nobody looks for them
+        options += run
         train = [str(SCRIPTS / "train.py"), "--commits", str(self.logs), *script]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "melodeon", "run", *options, *train],

@@ -5,6 +5,7 @@ The function of that name is long because every option, which typer reads from i
 
 import shlex
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -46,7 +47,12 @@ class Where(NamedTuple):
     listen: str | None
 
 
+OF_AGENTS = ("restarts", "agents", "listen", "store", "straggler", "patience")
+"""Parameters that mean something only where there are agents."""
+
+
 def run(
+    context: typer.Context,
     script: Script,
     args: Args = None,
     workers: Annotated[int | None, typer.Option(max=MOST, help="How many worker processes; 1 by default.")] = None,
@@ -83,6 +89,8 @@ def run(
     counts = _counts(workers, assignment)
     is_elastic = not (static or record_ops or counts)
     _require_hybrid(hybrid, curves, possible=is_elastic and not batch_history)
+    if not is_elastic:
+        _require_none(_given(context, OF_AGENTS))
     launch = replace(
         checked_launch(
             script,
@@ -106,7 +114,6 @@ def run(
     watch = Watch(restarts=restarts, factor=straggler, patience=patience)
     where = Where(agents=agents, store=store, listen=listen)
     elastic = _elastic(launch, where, watch, read_curves(curves)) if is_elastic else None
-    _require_agents(listen, have=is_elastic)
     if is_elastic and name is not None:
         _require_free(runs_root, name)
     command = ["melodeon", *sys.argv[1:]]
@@ -143,10 +150,19 @@ def _elastic(launch: Launch, where: Where, watch: Watch, curves: Curves) -> "Ela
     return Elastic(job=job, agents=where.agents, listen=listen, store=where.store)
 
 
-def _require_agents(listen: str | None, *, have: bool) -> None:
-    if listen is not None and not have:
+def _given(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Options as they were typed, without those that have their default because nobody said anything."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    return [f"--{name} {str(context.params[name]).removesuffix('.0')}" for name in typed]
+
+
+def _require_none(of_agents: Sequence[str]) -> None:
+    """Refuse what would be ignored."""
+    if of_agents:
         raise UsageError(
-            f"--listen {listen} is for agents of other machines: leave out --static, --assignment and --record-ops"
+            f"a run without agents has no use for {' and '.join(of_agents)}: leave that out, or --static, "
+            "--assignment and --record-ops"
         )
 
 

@@ -174,7 +174,6 @@ def test_when_workers_are_slow_or_replaced_is_a_choice(
         (["--straggler", "inf", "train.py"], 2, "a straggler factor of inf tells no slow worker from the others"),
         (["--straggler", "0.5", "train.py"], 2, "give 0, which watches nobody, or a number of at least 1"),
         (["--listen", "192.0.2.1", "train.py"], 2, "--listen 192.0.2.1 is no IPv4 address or name of this machine"),
-        (["--listen", "127.0.0.1", "--static", "train.py"], 2, "leave out --static, --assignment and --record-ops"),
         (["--store", "nonsense", "train.py"], 2, "'nonsense' names no store: give"),
         (["--store", "tcp:here:65536", "train.py"], 2, "'tcp:here:65536' is no address of an embedded store: give"),
         (["--store", "http://here:99999", "train.py"], 2, "'http://here:99999' is no address of etcd: give"),
@@ -187,6 +186,31 @@ def test_mistakes_get_one_sentence_and_their_exit_code(folder: Path, args: list[
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert not (folder / ".melodeon").exists()
+
+
+@pytest.mark.parametrize("fixed", [["--static"], ["--assignment", "3,3"], ["--record-ops"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--agents", "3"], "--agents 3"),
+        (["--restarts", "2"], "--restarts 2"),
+        (["--restarts", "3"], "--restarts 3"),  # also what it would be anyway
+        (["--straggler=0"], "--straggler 0"),
+        (["--patience", "4"], "--patience 4"),
+        (["--store", "etcd://here:2379"], "--store etcd://here:2379"),
+        (["--listen", "127.0.0.1"], "--listen 127.0.0.1"),
+        (["--straggler", "3", "--agents", "2"], "--agents 2 and --straggler 3"),
+    ],
+    ids=str,
+)
+def test_what_only_agents_could_do_is_refused_where_there_are_none(
+    place: Path, melodeon: Melodeon, fixed: list[str], options: list[str], said: str
+) -> None:
+    (place / "train.py").touch()
+    fix = "leave that out, or --static, --assignment and --record-ops"
+    sentence = f"error: a run without agents has no use for {said}: {fix}\n"
+    assert melodeon("run", *fixed, *options, "train.py") == (2, "", sentence)
+    assert not (place / ".melodeon").exists()
 
 
 def test_a_name_under_which_a_job_runs_elsewhere_is_refused(place: Path, melodeon: Melodeon) -> None:
