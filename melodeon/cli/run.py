@@ -147,7 +147,17 @@ def _elastic(launch: Launch, where: Where, watch: Watch, curves: Curves) -> "Ela
         straggler_patience=watch.patience,
         hybrid=HybridConfig(curves=curves) if launch.hybrid else None,
     )
-    return Elastic(job=job, agents=where.agents, listen=listen, store=where.store)
+    elastic = Elastic(job=job, agents=where.agents, listen=listen, store=where.store)
+    _require_room(elastic)
+    return elastic
+
+
+def _require_room(elastic: "Elastic") -> None:
+    """More workers than slots could only wait for other machines' agents, if those may come."""
+    workers, most = elastic.job.workers, elastic.slots * elastic.agents
+    if workers > most and not elastic.listen:
+        slots = f"{counted(elastic.agents, 'agent')} of {elastic.slots} slots{' each' if elastic.agents > 1 else ''}"
+        raise UsageError(f"--workers {workers} find no room in {slots}: start {most} at most, or give more --agents")
 
 
 def _given(context: typer.Context, names: Iterable[str]) -> list[str]:

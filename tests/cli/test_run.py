@@ -5,11 +5,13 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from melodeon.backends.runs import Request
+from melodeon.coord.master_state import JobConfig
 from tests.cli.conftest import Melodeon, called
 from tests.cli.fake_agent import job
 
@@ -120,28 +122,40 @@ class Asked(Exception):
     """Instead of a run: what was asked for."""
 
 
+@pytest.fixture
+def asked(place: Path, melodeon: Melodeon, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobConfig]:
+    """`melodeon run OPTIONS train.py`, as far as the job that it would start."""
+
+    def perform(request: Request, **_: object) -> None:
+        raise Asked(request)
+
+    def ask(*options: str) -> JobConfig:
+        with pytest.raises(Asked) as found:
+            melodeon("run", *options, "train.py")
+        job: JobConfig = found.value.args[0].elastic.job
+        return job
+
+    monkeypatch.setattr("melodeon.cli.run.perform", perform)
+    (place / "train.py").touch()
+    return ask
+
+
 @pytest.mark.parametrize(
     ("args", "restarts", "factor", "patience"),
     [([], 3, 1.5, 10), (["--restarts", "7", "--straggler", "2.5", "--patience", "4"], 7, 2.5, 4)],
 )
 def test_when_workers_are_slow_or_replaced_is_a_choice(
-    place: Path,
-    melodeon: Melodeon,
-    monkeypatch: pytest.MonkeyPatch,
-    args: list[str],
-    restarts: int,
-    factor: float,
-    patience: int,
+    asked: Callable[..., JobConfig], args: list[str], restarts: int, factor: float, patience: int
 ) -> None:
-    def perform(request: Request, **_: object) -> None:
-        raise Asked(request)
-
-    monkeypatch.setattr("melodeon.cli.run.perform", perform)
-    (place / "train.py").touch()
-    with pytest.raises(Asked) as asked:
-        melodeon("run", *args, "train.py")
-    job = asked.value.args[0].elastic.job
+    job = asked(*args)
     assert (job.restarts, job.straggler_factor, job.straggler_patience) == (restarts, factor, patience)
+
+
+@pytest.mark.parametrize("options", [["64"], ["128", "--agents", "2"], ["65", "--listen", "127.0.0.1"]])
+def test_as_many_workers_as_there_is_room_for_or_as_other_machines_may_take_are_started(
+    asked: Callable[..., JobConfig], options: list[str]
+) -> None:
+    assert asked("--workers", *options).workers == int(options[0])
 
 
 @pytest.mark.parametrize(
@@ -157,6 +171,8 @@ def test_when_workers_are_slow_or_replaced_is_a_choice(
         (["--workers", "9" * 20, "train.py"], 2, f"--workers {'9' * 20} cannot be: it must be less than or equal to"),
         (["--agents", "9" * 20, "train.py"], 2, f"--agents {'9' * 20} cannot be: it must be less than or equal to"),
         (["--restarts", "9" * 20, "train.py"], 2, f"--restarts {'9' * 20} cannot be: it must be less than or equal to"),
+        (["--workers", "65", "train.py"], 2, "--workers 65 find no room in 1 agent of 64 slots: start 64 at most, or"),
+        (["--workers", "999", "--agents", "2", "train.py"], 2, "in 2 agents of 64 slots each: start 128 at most, or"),
         (["--order", "dpd", "train.py"], 2, "order 'dpd' is not one of tree, ddp: did you mean ddp?"),
         (["--determinism", "D9", "train.py"], 2, "determinism 'D9' is not one of D0, D1, D2"),
         (["--determinism", "", "train.py"], 2, "determinism '' is not one of D0, D1, D2"),  # "$LEVEL", and none was set
