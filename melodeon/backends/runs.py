@@ -28,7 +28,8 @@ from melodeon.core.launch import Launch
 if TYPE_CHECKING:
     from melodeon.backends.elastic import Elastic
 
-_NAME = re.compile(r"[\w.-]+")
+_NAME = re.compile(r"[\w.][\w.-]*")
+"""A dash at the beginning would make it an option of every command that is given it."""
 
 # What an elastic job needs is imported on use: this module is read by every `melodeon --help`.
 
@@ -197,7 +198,8 @@ def _require_name(name: str) -> None:
 
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise UsageError(
-            f"run name {name!r} is not a plain folder name: use letters, digits, dots, dashes and underscores"
+            f"run name {name!r} is not a plain folder name: use letters, digits, dots, dashes and "
+            "underscores, and no dash at the beginning"
         )
     if name == NEWEST:
         raise UsageError(f"run name {name!r} means the newest job wherever a job is named: choose another --name")

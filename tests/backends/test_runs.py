@@ -94,7 +94,7 @@ def test_run_names_are_plain_and_new(tmp_path: Path) -> None:
     assert new_run_dir(tmp_path, "a").is_dir()
     with pytest.raises(UsageError, match="exists already"):
         new_run_dir(tmp_path, "a")
-    for name in ("../b", "a/b", "..", "", "a b", "a\n"):
+    for name in ("../b", "a/b", "..", "", "a b", "a\n", "-x", "--static"):
         with pytest.raises(UsageError, match="plain folder name"):
             new_run_dir(tmp_path, name)
     with pytest.raises(UsageError, match="run name 'last' means the newest"):  # as in `melodeon stop last`
