@@ -12,6 +12,7 @@ HISTORY_FILE = "batches.json"
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 Curve = Annotated[dict[Count, Rate], msgspec.Meta(min_length=1)]
+Curves = Annotated[dict[Count, Curve], msgspec.Meta(min_length=1)]
 
 
 def read_history(where: str | None) -> BatchHistory | None:
@@ -33,7 +34,7 @@ def read_curves(where: str | None) -> dict[int, dict[int, float]]:
     if where is None:
         return {}
     try:
-        curves = msgspec.json.decode(_text(Path(where), "--curves"), type=dict[Count, Curve])
+        curves = msgspec.json.decode(_text(Path(where), "--curves"), type=Curves)
     except msgspec.MsgspecError as error:
         raise UsageError(
             f'--curves {where} holds no scaling curves ({error}): they look like {{"1": {{"1": 9.5, "2": 17.0}}}}, '

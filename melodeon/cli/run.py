@@ -184,7 +184,7 @@ def _require_free(runs_root: str, name: str) -> None:
 
 
 def _require_hybrid(hybrid: bool, curves: str | None, *, possible: bool) -> None:
-    if (hybrid or curves) and not (hybrid and possible):
+    if (hybrid or curves is not None) and not (hybrid and possible):
         raise UsageError(
             "--hybrid changes the batch when the job grows: it goes with --curves, and not with --static, "
             "--assignment, --record-ops or --batch-history"

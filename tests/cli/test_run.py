@@ -37,7 +37,13 @@ elif "--fail" in sys.argv:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
-    curves = {"three": {"3": {"1": 2.0}}, "none": {"1": {"0": 2.0}}, "back": {"1": {"1": -3.0}}, "empty": {"1": {}}}
+    curves = {
+        "three": {"3": {"1": 2.0}},
+        "none": {"1": {"0": 2.0}},
+        "back": {"1": {"1": -3.0}},
+        "empty": {"1": {}},
+        "bare": {},
+    }
     for name, curve in curves.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(curve))
     return tmp_path
@@ -177,8 +183,10 @@ def test_as_many_workers_as_there_is_room_for_or_as_other_machines_may_take_are_
         (["--determinism", "D9", "train.py"], 2, "determinism 'D9' is not one of D0, D1, D2"),
         (["--determinism", "", "train.py"], 2, "determinism '' is not one of D0, D1, D2"),  # "$LEVEL", and none was set
         (["--name", "a/b", "train.py"], 2, "plain folder name"),
+        (["--name", "-x", "train.py"], 2, "run name '-x' is not a plain folder name"),  # `logs -x` would be an option
         (["--hybrid", "--static", "train.py"], 2, "--hybrid changes the batch when the job grows"),
         (["--curves", "x.json", "train.py"], 2, "it goes with --curves"),
+        (["--curves", "", "train.py"], 2, "it goes with --curves"),
         (["--hybrid", "--curves", "train.py", "train.py"], 2, "holds no scaling curves"),
         (["--batch-history", "train.py", "train.py"], 2, "holds no batch history"),
         (["--batch-history", "three.json", "train.py"], 2, "holds no batch history: it looks like"),
@@ -186,6 +194,7 @@ def test_as_many_workers_as_there_is_room_for_or_as_other_machines_may_take_are_
         (["--hybrid", "--curves", "none.json", "train.py"], 2, "Expected `int` >= 1"),
         (["--hybrid", "--curves", "back.json", "train.py"], 2, "Expected `float` > 0.0"),
         (["--hybrid", "--curves", "empty.json", "train.py"], 2, "length >= 1"),
+        (["--hybrid", "--curves", "bare.json", "train.py"], 2, "--curves bare.json holds no scaling curves"),
         (["--batch-history", ".", "train.py"], 4, "is no run's folder"),
         (["--straggler", "inf", "train.py"], 2, "a straggler factor of inf tells no slow worker from the others"),
         (["--straggler", "0.5", "train.py"], 2, "give 0, which watches nobody, or a number of at least 1"),
