@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +28,10 @@ def trace(
     """
     from melodeon.viz import perfetto
 
+    if output == "":
+        raise UsageError("-o '' names no file: give one, or - for stdout, or leave it out for trace.json in the run")
     folder = find_folder(job, runs_root)
-    if not (folder / "events.jsonl").is_file():
-        raise NotFound(f"run {folder.name} has no events.jsonl: only runs started by `melodeon run` have one")
-    made = perfetto.trace(
-        read_lines(folder / "events.jsonl"), read_lines(folder / "metrics.jsonl"), name=folder.resolve().name
-    )
+    made = perfetto.trace(_events(folder), read_lines(folder / "metrics.jsonl"), name=folder.resolve().name)
     found = made["traceEvents"]
     if not isinstance(found, list) or not found:
         raise UsageError(
@@ -43,10 +42,24 @@ def trace(
     if output == "-":
         print(text)
         return
-    path = Path(output) if output else folder / "trace.json"
+    path = folder / "trace.json" if output is None else Path(output)
     write_file(path, f"{text}\n".encode())
     print(f"wrote {from_here(path)}: {_summary(found)}", file=sys.stderr)
     print("next: open it at https://ui.perfetto.dev (Open trace file); nothing is sent anywhere", file=sys.stderr)
+
+
+def _events(folder: Path) -> list[Mapping[str, object]]:
+    """What the run has written, which must be something."""
+    path = folder / "events.jsonl"
+    if not path.is_file():
+        raise NotFound(f"run {folder.name} has no events.jsonl: only runs started by `melodeon run` have one")
+    found = list(read_lines(path))
+    if not found:
+        raise UsageError(
+            f"{from_here(path)} holds no event: each of its lines should be a JSON object, and none is; wait if the "
+            "run has just begun, or name another one"
+        )
+    return found
 
 
 def _summary(found: list[dict[str, object]]) -> str:

@@ -63,6 +63,14 @@ def test_mistakes(place: Path, melodeon: Melodeon) -> None:
     (run / "events.jsonl").write_text('{"kind": "step", "step": 1}\n')
     code, _, err = melodeon("trace", "a")
     assert (code, "no event of run a says when it was" in err) == (2, True)
+    for garbage in ("", "\n\n", "no JSON\n[1]\n", "\0" * 100):
+        (run / "events.jsonl").write_text(garbage)
+        code, _, err = melodeon("trace", "a")
+        assert (code, "/events.jsonl holds no event: " in err) == (2, True), err
     (run / "events.jsonl").write_text(json.dumps(EVENTS[0]))
+    assert melodeon("trace", "a", "-o", "")[::2] == (
+        2, "error: -o '' names no file: give one, or - for stdout, or leave it out for trace.json in the run\n",
+    )  # fmt: skip
+    assert not (run / "trace.json").exists()
     code, _, err = melodeon("trace", "a", "-o", "no/such/folder.json")
     assert (code, "cannot be written (No such file or directory)" in err) == (1, True)
