@@ -44,8 +44,8 @@ class Guest:
     """The node's, unique in the job."""
     slots: int
     """Workers that fit."""
-    address: str = ""
-    """Where other machines reach this one; empty: the address that the job's machine sees."""
+    address: str | None = None
+    """Where other machines reach this one; None: the address that the job's machine sees."""
     patience_s: float = 60.0
     """How long it waits for the job's store when that does not answer; then it leaves the job."""
     stuck_s: float = 15.0
@@ -83,8 +83,9 @@ def take_part(guest: Guest, *, on_start: Callable[[AgentConfig], None], on_event
 
     `on_start` is told what the agent is started with, `on_event` what happens in the job from then on.
     """
+    given = None if guest.address is None else require_own(guest.address, "--address")
     host = invitation(guest.run_dir)
-    address = require_own(guest.address or own_towards(host.host), "--address")
+    address = given or require_own(own_towards(host.host), "--address")
     token = host.token()
     asyncio.run(_require_free(host, guest.name))
     with contextlib.ExitStack() as stack:

@@ -36,9 +36,7 @@ def agent(
     """
     from melodeon.backends.guest import Guest, take_part
 
-    guest = Guest(
-        run_dir=Path(run), name=_name(name), slots=_slots() if slots is None else slots, address=address or ""
-    )
+    guest = Guest(run_dir=Path(run), name=_name(name), slots=_slots() if slots is None else slots, address=address)
     told = _Told(as_json=json)
     is_over = take_part(guest, on_start=told.started, on_event=told.event)
     told.ended(is_over)

@@ -236,7 +236,7 @@ def _wish(
 def _positive(name: str, value: object) -> int:
     found = _number(value)
     if found is None or found < 1:
-        raise UsageError(f"{name} {value} is no number of workers: give a whole number from 1 to {MOST:,}, such as 4")
+        raise UsageError(f"{name} {value!r} is no number of workers: give a whole number from 1 to {MOST:,}, such as 4")
     return found
 
 
@@ -250,7 +250,7 @@ def _numbers(text: str) -> list[int]:
     found = [_number(part.strip()) for part in text.split(",")]
     numbers = [number for number in found if number is not None]
     if len(numbers) != len(found) or len(set(numbers)) != len(numbers):
-        raise UsageError(f"--remove {text} is no list of workers: give each number once, such as 3,5")
+        raise UsageError(f"--remove {text!r} is no list of workers: give each number once, such as 3,5")
     return numbers
 
 

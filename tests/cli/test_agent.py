@@ -15,6 +15,7 @@ from tests.cli.conftest import Melodeon
         ([], 2, "RUN"),
         (["nowhere"], 4, "nowhere is no run with agents: give the folder of a run"),
         (["nowhere", "--name", "../node0"], 2, "--name '../node0' is no name of a node: give letters, digits"),
+        (["nowhere", "--address", ""], 2, "--address '' names no machine: give the address"),
         (["nowhere", "--slots", "0"], 2, "--slots"),
         (["nowhere", "--slots", "9" * 20], 2, f"--slots {'9' * 20} cannot be: it must be less"),
     ],
