@@ -29,7 +29,7 @@ def main() -> None:
     case = CASES[options.model]
     job = melodeon.join(virtual_workers=options.virtual_workers, seed=0, device=options.device)
     model = case.make(job.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=case.fused)
     model, optimizer = job.wrap(model, optimizer)
     loader = job.loader(case.data(), batch_size=case.batch // options.virtual_workers, shuffle=True)
     device = threading.Event()  # never set: waiting for it is the work of a device that is not the CPU

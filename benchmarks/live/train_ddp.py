@@ -30,7 +30,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     module = case.make(options.device)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=case.fused)
     step = epoch = 0
     if options.checkpoint.exists():
         found: dict[str, Any] = torch.load(options.checkpoint, map_location=options.device, weights_only=True)

@@ -30,7 +30,7 @@ def main() -> None:
     case = CASES[options.model]
     torch.manual_seed(0)
     module = case.make()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=case.fused)
 
     def load(state: dict[str, Any]) -> None:
         module.load_state_dict(state["model"])
