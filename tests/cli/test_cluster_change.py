@@ -32,9 +32,9 @@ def test_scale_is_the_operators_word(cluster: Serving, melodeon: Melodeon) -> No
     assert json.loads(melodeon("scale", "cnn", "auto", "-o", "json")[1])["override"] is None
     for args, sentence in (
         (["cnn-1", "9"], "9 workers are not possible for cnn-1: it may have 1 to 4 here"),
-        (["cnn-1", "many"], "N many is no number of workers"),
+        (["cnn-1", "many"], "N 'many' is no number of workers"),
         (["cnn-1", "--out", "1"], "job cnn-1 is the cluster's, which places its workers itself"),
-        (["cnn-1"], "N cnn-1 is no number of workers"),
+        (["cnn-1"], "N 'cnn-1' is no number of workers"),
         (["auto"], "N auto is for jobs of the cluster, and none was named"),
     ):
         code, _, err = melodeon("scale", *args)

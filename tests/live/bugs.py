@@ -22,6 +22,7 @@ TESTS = Path(__file__).parents[1]
 HOOK = Path(__file__).with_name("hook")
 
 VIEWS = "runtime/live/test_views.py"
+BETWEEN = "runtime/live/test_between.py::test_a_worker_is_lost_outside_a_pass_while_a_newcomer_connects"
 IN_A_STEP = f"{VIEWS}::test_a_worker_is_killed_inside_a_step"
 SURVIVAL = "live/test_survival.py"
 WORKERS = "live/test_matrix.py::test_workers_are_hurt_in_a_step_and_in_a_view_change"
@@ -107,8 +108,18 @@ BUGS: dict[str, Bug] = {
         WORKERS,
     ),
     "who_has_left_the_pass_does_its_boundary_again": Bug(
-        "melodeon.runtime.views", "    if any(standing.beyond for standing in tops):\n", "    if False:\n",
+        "melodeon.runtime.views", "None if any(standing.beyond for standing in tops) else undone.due", "undone.due",
         f"{VIEWS}::test_some_are_beyond_the_pass_when_another_is_held_back_at_its_end",
+    ),
+    "a_newcomer_draws_again_what_a_pass_draws_at_its_start": Bug(
+        "melodeon.runtime.course", "        if place != elsewhere:\n", "        if True:\n",
+        f"{BETWEEN}[between-epochs-with-streams-of-each]",
+    ),
+    "a_newcomer_does_a_boundary_after_a_break_in_its_next_pass": Bug(
+        "melodeon.runtime.elastic",
+        "        if self._due is not None:\n            self.keep_up()",
+        "        if False:\n            self.keep_up()",
+        f"{BETWEEN}[after-a-break]",
     ),
     "a_script_goes_on_with_what_a_break_left_undone": Bug(
         "melodeon.runtime.course",
